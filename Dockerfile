@@ -54,10 +54,10 @@ RUN --mount=type=secret,id=pip --mount=type=secret,id=certificates \
 
 FROM build AS experiment-packages
 ARG TORCH=none
-COPY requirements/experiment.txt requirements/torch.txt /build/
+COPY requirements/sidecar.txt requirements/torch.txt /build/
 RUN --mount=type=secret,id=pip --mount=type=secret,id=certificates \
     /build/venv/bin/pip --python /opt/retuned/venv/bin/python install --quiet --require-hashes \
-      --requirement /build/experiment.txt \
+      --requirement /build/sidecar.txt \
     && case "$TORCH" in \
          none) ;; \
          locked) /build/venv/bin/pip --python /opt/retuned/venv/bin/python install --quiet --require-hashes \

@@ -32,13 +32,11 @@ sync: setup  ## renew what is made from something else: the page of metrics, das
 
 lock: setup  ## renew the locks in requirements/ (they name no index)
 	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header requirements/uv.in -o requirements/uv.txt
-	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header pyproject.toml --group dev --extra operator --extra amd --extra nvidia --extra evolve -o requirements/dev.txt
+	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header pyproject.toml --group dev --extra operator --extra amd --extra nvidia -o requirements/dev.txt
 	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header -c requirements/dev.txt requirements/torch.in -o requirements/torch.txt
-	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header requirements/backends.in -o requirements/backends.txt
 	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header -c requirements/dev.txt requirements/build.in -o requirements/build.txt
 	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header -c requirements/dev.txt pyproject.toml --extra amd --extra nvidia -o requirements/sidecar.txt
 	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header -c requirements/dev.txt pyproject.toml --extra operator -o requirements/operator.txt
-	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header -c requirements/dev.txt pyproject.toml --extra evolve --extra amd --extra nvidia -o requirements/experiment.txt
 
 images:  ## build the images: sidecar, operator, experiment, server (buildah or docker)
 	@scripts/images

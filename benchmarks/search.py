@@ -1,4 +1,4 @@
-"""The parameter search beside chance and optuna's TPE, on surfaces it was not made for.
+"""The parameter search beside uniform sampling, on surfaces it was not made for.
 
     python -m benchmarks.search record   times of every point of some kernels; a quarter of an hour
     python -m benchmarks.search          the comparison, from the recordings; a quarter of an hour
@@ -28,8 +28,9 @@ from benchmarks.catalog_cpu import machine
 from benchmarks.search_sim.recording import record
 from benchmarks.search_sim.replay import Make, Outcome, replay
 from benchmarks.search_sim.surfaces import KINDS, Surface, recorded, synthetic
+from benchmarks.uniform import RandomGenerator
 
-from retuned.lab.generators import RandomGenerator, SearchGenerator, TpeGenerator
+from retuned.lab.generators import SearchGenerator
 
 RESULTS = Path(__file__).parent / "results"
 RECORDINGS = RESULTS / "search_surfaces.json"
@@ -40,7 +41,6 @@ LEAST = 8
 METHODS: Mapping[str, Make] = {
     "ours": lambda surface, seed: SearchGenerator(surface.tunable, cores=1, seed=seed),
     "random": lambda surface, seed: RandomGenerator(surface.tunable, cores=1, seed=seed),
-    "tpe": lambda surface, seed: TpeGenerator(surface.tunable, cores=1, seed=seed),
 }
 
 

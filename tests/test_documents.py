@@ -30,7 +30,7 @@ from retuned.lab.subject import make_inputs
 from retuned.stages.verdict import Reason
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "docs/architecture.md", "docs/known-flaws.md", "docs/writing-a-candidate.md")
+PAGES = ("docs/known-flaws.md", "docs/writing-a-candidate.md")
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -43,6 +43,52 @@ def test_every_folder_and_file_that_a_page_names_exists(page: str) -> None:
     assert named
     for name in named:
         assert (ROOT / name).exists() or (ROOT / "daemon" / "retuned" / name).exists(), name
+
+
+def test_every_path_of_the_page_about_the_architecture_exists() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    floors, walks = page.partition("\n## Walks\n")[::2]
+    text = floors + walks.partition("\n## ")[2]
+    named = re.findall(r"`((?:[\w-]+/)+[\w.-]*|\w+\.py)`", text)
+    roots = (ROOT, ROOT / "daemon" / "retuned", ROOT / "operators" / "retuned_operator")
+    assert len(named) > 90
+    for name in named:
+        assert any((root / name).exists() for root in roots), name
+
+
+def test_every_place_of_the_walks_exists() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    walks = page.partition("\n## Walks\n")[2].partition("\n## ")[0]
+    places = re.findall(r"`((?:\w+/)+\w+)\.(\w+)`", walks)
+    assert len(places) > 40
+    for module, name in places:
+        root = ROOT / "daemon" / "retuned"
+        if module.startswith("OP/"):
+            root, module = ROOT / "operators" / "retuned_operator", module.removeprefix("OP/")
+        text = (root / f"{module}.py").read_text(encoding="utf-8")
+        assert re.search(rf"^ *(?:def|class) {name}\b", text, re.MULTILINE), f"{module}.{name}"
+
+
+PROSE = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_link_between_the_pages_leads_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("http://", "https://", "mailto:")):
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), target
+        if anchor and there.suffix == ".md":
+            assert anchor in anchors_of(there), target
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
 
 
 def test_the_list_of_exit_codes_is_that_of_the_errors() -> None:

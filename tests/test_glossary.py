@@ -30,8 +30,6 @@ ALLOWED_MODULES = {
 ALLOWED_CLASSES = {
     "retuned/notify/messages.py Standing",
     "retuned/dataset/wording.py Told",
-    "retuned/lab/generators/evolve/package.py ModelAsked",
-    "retuned/lab/generators/evolve/package.py ProgramAsked",
 }
 """The same for classes."""
 

@@ -70,7 +70,7 @@ def versions(name: str) -> set[str]:
 # --- what is in which image -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["sidecar", "operator", "experiment"])
+@pytest.mark.parametrize("name", ["sidecar", "operator"])
 def test_no_lock_of_an_image_brings_pytorch_along(name: str) -> None:
     heavy = {"torch", "triton", "cuda-bindings", "pandas", "river", "pytest", "mypy"}
     assert not locked(name) & heavy
@@ -79,16 +79,16 @@ def test_no_lock_of_an_image_brings_pytorch_along(name: str) -> None:
 
 def test_only_the_operator_brings_the_kubernetes_client_along() -> None:
     assert "kubernetes" in locked("operator")
-    assert "kubernetes" not in locked("sidecar") | locked("experiment") | locked("build")
+    assert "kubernetes" not in locked("sidecar") | locked("build")
 
 
 def test_images_have_the_versions_that_are_tested() -> None:
-    for name in ("sidecar", "operator", "experiment"):
+    for name in ("sidecar", "operator"):
         assert not versions(name) - versions("dev"), name
 
 
 def test_every_locked_package_has_hashes_and_no_index() -> None:
-    for name in ("build", "sidecar", "operator", "experiment"):
+    for name in ("build", "sidecar", "operator"):
         text = (REQUIREMENTS / f"{name}.txt").read_text("utf-8")
         entries = re.split(r"^(?=[A-Za-z0-9._-]+==)", text, flags=re.MULTILINE)[1:]
         assert entries

@@ -32,11 +32,12 @@ from typing import Any
 from benchmarks.catalog_cpu import machine
 from benchmarks.search_sim.replay import Make, replay
 from benchmarks.search_sim.surfaces import Surface
+from benchmarks.uniform import RandomGenerator
 
 from retuned import catalog
 from retuned.catalog.entry import Params, Space
 from retuned.contract import Definition, Language, Workload
-from retuned.lab.generators import RandomGenerator, SearchGenerator, TpeGenerator
+from retuned.lab.generators import SearchGenerator
 from retuned.lab.generators.spaces import Grid, Point
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -55,7 +56,6 @@ _SHIFTS: Mapping[int, tuple[tuple[float, ...], tuple[float, ...]]] = {
 METHODS: Mapping[str, Make] = {
     "ours": lambda surface, seed: SearchGenerator(surface.tunable, cores=1, seed=seed),
     "random": lambda surface, seed: RandomGenerator(surface.tunable, cores=1, seed=seed),
-    "tpe": lambda surface, seed: TpeGenerator(surface.tunable, cores=1, seed=seed),
 }
 
 
@@ -189,7 +189,7 @@ def main() -> None:
                 f"  headroom {rows[-1]['headroom']:.2f}  {cells}",
                 flush=True,
             )
-    names = ["ours", "ours, no guesses", "random", "tpe", "autotuner"]
+    names = ["ours", "ours, no guesses", "random", "autotuner"]
     moved = [row for row in rows if "ours" in row]
     totals = {
         name: {

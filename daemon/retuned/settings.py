@@ -125,7 +125,7 @@ Folder = Annotated[Path, AfterValidator(Path.expanduser)]
 Paths = Annotated[tuple[Folder, ...], _split(os.pathsep)]
 Cores = Annotated[tuple[Annotated[int, Field(ge=0, le=65_535)], ...], BeforeValidator(_cores)]
 Pairs = Annotated[dict[str, str], BeforeValidator(_pairs)]
-Proposer = Literal["search", "porting", "recipes", "tpe", "random"]
+Proposer = Literal["search", "porting", "recipes"]
 Proposers = Annotated[tuple[Proposer, ...], _split(",")]
 
 
@@ -202,9 +202,9 @@ class Settings(BaseModel):
     max_candidates: int = Field(default=32, ge=1)
     """Most variants that one experiment compiles."""
     generators: Annotated[Proposers, Field(min_length=1)] = ("search",)
-    """Who proposes variants: `search` (parameters), `porting` (winners from elsewhere), `recipes`
-    (changes that have a name; they may write source), `tpe`, `random`. Several are asked in turns
-    that a bandit decides. In the environment separated by commas."""
+    """Generators of variants: `search` (parameters), `porting` (winners from elsewhere), `recipes`
+    (named changes; they may write source). A bandit decides the turns of several. In the
+    environment separated by commas."""
     max_experiment_s: float = Field(default=120.0, gt=0.0)
     """Most wall time of one experiment, seconds."""
     finalists: int = Field(default=3, ge=1, le=3)
@@ -290,11 +290,6 @@ class Settings(BaseModel):
     """Longest wait for one answer, seconds."""
     evolve_hint_dir: Folder | None = None
     """Folder of people's hints for the model, `DEFINITION.md` or `FAMILY.md`."""
-    evolve_backend: Literal["own", "openevolve", "skydiscover"] = "own"
-    """Who searches with the model: Retuned's own islands, or a package that is installed beside it,
-    in a process of its own; see docs/evolution.md."""
-    evolve_backend_python: Folder | None = None
-    """Python interpreter of an environment that has the package of `evolve_backend`."""
 
     environment_mismatch: Literal["refuse", "warn"] = "refuse"
     """What happens where a server runs on another device, Triton or Triton switches than those a

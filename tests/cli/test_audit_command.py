@@ -107,7 +107,7 @@ def test_wrong_words_and_files_have_their_errors(
 def test_what_is_no_object_is_unreadable(tmp_path: Path) -> None:
     path = tmp_path / "kernel.hsaco"
     path.write_bytes(b"#!/bin/sh\n")
-    with pytest.raises(UnreadableInput, match="no ELF"):
+    with pytest.raises(UnreadableInput, match="not an ELF"):
         asked(path)
 
 

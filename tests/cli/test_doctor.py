@@ -359,33 +359,3 @@ def test_definitions_of_ones_own_are_named_with_what_is_wrong(tmp_path: Path) ->
     assert found[0].value.endswith("scale_bias_h1024")
     assert "does not start" in found[1].advice
     assert "is required" in found[1].advice
-
-
-def test_a_package_that_searches_is_asked_for_where_the_settings_name_one() -> None:
-    assert "evolve-backend" not in facts(machine())
-    asked: list[list[str]] = []
-
-    def run(command: Sequence[str]) -> str | None:
-        asked.append(list(command))
-        return {"/good/python": "0.4.0\n", "/new/python": "9.9\n"}.get(command[0])
-
-    def told(python: str | None) -> dict[str, Fact]:
-        settings = Settings(
-            state_dir=STATE,
-            evolve_backend="openevolve",
-            evolve_backend_python=Path(python) if python else None,
-        )
-        return {fact.name: fact for fact in examine(machine(run=run), settings)}
-
-    good = told("/good/python")
-    assert (good["evolve-backend"].level, good["evolve-backend"].value) == (
-        Level.OK,
-        "openevolve 0.4.0",
-    )
-    assert "evolve-backend-release" not in good
-    assert ["/good/python", "-I", "-c"] in [command[:3] for command in asked]
-    assert told("/new/python")["evolve-backend-release"].level is Level.LIMITED
-    for python, level in (("/bad/python", Level.LIMITED), (None, Level.MISSING)):
-        fact = told(python)["evolve-backend"]
-        assert fact.level is level
-        assert "pip install openevolve==0.4.0" in fact.advice

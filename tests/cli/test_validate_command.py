@@ -263,7 +263,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "scale_bia
     ("formula", "code", "said"),
     [
         ("{'y': x + bias[:3]}", "reference-failed", "could not be broadcast"),
-        ("{'z': x + residual * scale + bias}", "reference-failed", "no outputs"),
+        ("{'z': x + residual * scale + bias}", "reference-failed", "not outputs"),
         ("{'y': x + residual + bias}", "definition-proves-nothing", "depends on input 'scale'"),
         ("{'y': 2 * (x + residual * scale + bias)}", "incumbent-disagrees", "one of the two"),
     ],

@@ -280,7 +280,7 @@ def test_an_answer_that_was_cut_off_says_so(world: World) -> None:
 
 def test_without_time_nothing_is_asked_and_nothing_is_paid(world: World) -> None:
     world.say(Said(text="x"))
-    with pytest.raises(TemporaryError, match="no time left"):
+    with pytest.raises(TemporaryError, match="not enough time is left"):
         world.model(left_s=lambda: 0.5).ask(question())
     assert world.sent() == []
     assert lines(world.folder) == []

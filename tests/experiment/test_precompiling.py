@@ -138,7 +138,7 @@ def test_what_does_not_compile_for_servers_is_left_to_them(
     monkeypatch.setattr(local, "precompile", failing)
     here = Precompiler(tmp_path, arch="gfx942")
     assert here.entries_for(SOLUTION, DEFINITION, manifest={}) == ()
-    assert "its servers compile it themselves" in caplog.text
+    assert "code not precompiled" in caplog.text
 
 
 def test_without_a_gpu_there_is_no_server_to_compile_for(

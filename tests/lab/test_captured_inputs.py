@@ -111,7 +111,7 @@ def test_captured_shapes_are_asked_about_last_and_large_ones_not(tmp_path: Path)
     assert inputs["wq"].tobytes() == (
         make_inputs(ENTRY, {"M": 5}, seed=7, family="randn")["wq"].tobytes()
     )
-    with pytest.raises(ValueError, match="nothing captured"):
+    with pytest.raises(ValueError, match="no captured inputs"):
         make_inputs(subject, {"M": 4}, seed=7, family="captured")
 
 

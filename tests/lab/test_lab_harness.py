@@ -127,10 +127,10 @@ def test_a_launch_that_others_kept_from_running_is_waited_for(
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        (b"{\n", "no JSON"),
-        (b"[" * 5_000 + b"\n", "no JSON"),
-        (b"[]\n", "no JSON object"),
-        (b"\xff\n", "no JSON"),
+        (b"{\n", "not JSON"),
+        (b"[" * 5_000 + b"\n", "not JSON"),
+        (b"[]\n", "not a JSON object"),
+        (b"\xff\n", "not JSON"),
         (b"x" * 9_000, "more than 8192 bytes"),
     ],
 )

@@ -1,7 +1,7 @@
-"""add_rmsnorm: the residual is added, and the sum normalised by its root mean square.
+"""add_rmsnorm: adds the residual, and normalises the sum by its root mean square.
 
-Servers do this in place, over both operands. Here nothing is in place: the sum is an output of its
-own, so that a launch can be repeated and compared.
+Servers do this in place, over both operands. Here the sum is a separate output, so that a launch
+can be repeated and compared.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _make(lengths: dict[str, int], rng: np.random.Generator, family: str) -> dic
     if family in inputs.PLANTED:
         inputs.planted(rng, (x, residual)[int(rng.integers(2))], inputs.PLANTED[family])
     elif family == "zeros-rows":
-        # Only where both are zero does epsilon stand alone.
+        # Only where both are zero, epsilon alone decides.
         residual[~x.any(axis=1)] = 0.0
     return {"x": x, "residual": residual, "weight": gains(rng, lengths["H"])}
 

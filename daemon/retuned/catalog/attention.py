@@ -83,7 +83,7 @@ def _online(head: int) -> Space:
 
 
 def _online_scratch(params: Params, _definition: Definition) -> int:
-    """Keys of a block transposed, scores of a tile, maximum and sum of each query."""
+    """Bytes for a transposed block of keys, a tile's scores, maximum and sum of each query."""
     keys, queries = int(params["KEYS"]), int(params["QUERIES"])
     return 4 * (int(params["HEAD"]) * keys + int(params["TILE"]) * keys + 2 * queries)
 
@@ -115,10 +115,10 @@ def _make(lengths: dict[str, int], rng: np.random.Generator, family: str) -> dic
 def _whole(
     rng: np.random.Generator, made: dict[str, inputs.Floats], *, spread: int, outlier: int
 ) -> None:
-    """Whole numbers for queries and keys, with one channel of the keys `outlier` times larger.
+    """Integers for queries and keys, with one channel of the keys `outlier` times larger.
 
-    A rounded logit of 100 moves its weight by 1e-5, whoever rounds: with other numbers these
-    families would measure luck. Whole ones make every order of summation exact.
+    A rounded logit of 100 moves its weight by 1e-5, so with other numbers these families would
+    measure chance. With integers every order of summation is exact.
     """
     for name in ("q", "k"):
         made[name] = rng.integers(-spread, spread + 1, made[name].shape).astype(np.float32)

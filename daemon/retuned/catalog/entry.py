@@ -1,4 +1,4 @@
-"""What the catalog hands out: definitions with everything a search and a judge need."""
+"""Catalog entries: definitions with all data that a search and a judge need."""
 
 from __future__ import annotations
 
@@ -37,36 +37,23 @@ class Space:
     name: str
     """Structure, for example ``row-dots``."""
     sources: tuple[str, ...]
-    """Files under ``sources/``, or named in `texts`; the first is compiled, the others are its
-    headers."""
+    """Files under ``sources/``, or named in `texts`; the first is compiled, others are headers."""
     entry: str
-    """Symbol."""
     params: Mapping[str, tuple[int | str, ...]]
-    """Choices of each parameter, in an order in which neighbours behave alike."""
+    """Choices of each parameter, ordered so that neighbours behave alike."""
     starts: Callable[[Mapping[str, int]], tuple[Params, ...]]
-    """Points worth trying first at these variable axes, best guess first."""
     rank: Callable[[Mapping[str, int]], int]
-    """Place among the structures of a definition at these axes; 0 is tried first."""
     valid: Callable[[Params, Definition], bool] = lambda _params, _definition: True
-    """Relations between parameters, and between them and the constant axes."""
     layouts: Callable[[Params], dict[str, str]] = lambda _params: {}
-    """Layout that each constant input is repacked to."""
     scratch_bytes: Callable[[Params, Definition], int] = lambda _params, _definition: 0
-    """Workspace per part."""
     language: Language = Language.CPU_CPP
-    """Language of the sources."""
     grid: tuple[str, ...] = ()
-    """Launch grid of a GPU kernel, as expressions over axes and parameters."""
     steps: tuple[Step, ...] = ()
-    """Launches, where there are several; `grid` is empty then."""
+    """Launches, if there are several; `grid` is empty then."""
     scratch: tuple[Scratch, ...] = ()
-    """Memory that the steps share."""
     texts: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Text of sources that do not ship with the catalog, by name."""
     author: str = "catalog"
-    """Who wrote the sources, for the record."""
     trust: TrustClass = TrustClass.PARAMETERS
-    """Class of who wrote them."""
 
     def constraints(self, params: Params, definition: Definition) -> bool:
         """Whether the point is in the space: all parameters named and chosen, relations hold."""
@@ -79,14 +66,12 @@ class Space:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What no implementation can avoid."""
+    """Minimum work of any implementation."""
 
     flops: float
     """Floating-point operations; a multiply and an add are two."""
     read_bytes: float
-    """Inputs, each once."""
     write_bytes: float
-    """Outputs, each once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,30 +79,23 @@ class KernelEntry:
     """One kernel definition of the catalog."""
 
     definition: Definition
-    """What it computes."""
     families: tuple[str, ...]
     """Names of the input families; the first is the ordinary one."""
     spaces: tuple[Space, ...]
-    """Structures that implement it."""
     incumbent: Solution
     """Variant tuned for chat traffic: one to four tokens a step."""
     make: Callable[[dict[str, int], np.random.Generator, str], dict[str, Array]] = field(repr=False)
-    """Makes the inputs of a family for the lengths of all axes."""
     compute: Reference = field(repr=False)
-    """The reference."""
     cost: Callable[[dict[str, int]], Cost] = field(repr=False)
-    """Cost at the lengths of all axes."""
     launching: Callable[[Solution], Mapping[str, Any]] = field(default=lambda _: {}, repr=False)
-    """What a variant's artifact says of launches that a server makes itself."""
+    """Returns manifest fields for launches that the server makes itself."""
     confinement: Callable[[], tuple[str, ...] | None] = field(default=lambda: None, repr=False)
-    """What confined the reference, if it is a stranger's and ran; None where it is our own."""
+    """Returns the confinement of an untrusted reference that ran; None if it is ours."""
 
     def launch_data(self, solution: Solution) -> Mapping[str, Any]:
-        """Return fields of the artifact's manifest; none where the server asks for the kernel."""
         return self.launching(solution)
 
     def reference_confined_by(self) -> tuple[str, ...] | None:
-        """Return the walls around the process of a stranger's reference; see `confinement`."""
         return self.confinement()
 
     def reference(self, inputs: dict[str, Array], axes: Mapping[str, int]) -> dict[str, Array]:
@@ -161,7 +139,7 @@ class KernelEntry:
         Raises
         ------
         UsageError
-            If there is no such structure.
+            If the structure is unknown.
         """
         for space in self.spaces:
             if space.name == structure:
@@ -180,7 +158,7 @@ class KernelEntry:
         return build_solution(self.definition, self.space(structure), params, guard=guard)
 
     def floor_us(self, axes: Mapping[str, int], *, gflops: float, gbytes_per_s: float) -> float:
-        """Microseconds below which no implementation can get on a machine this fast."""
+        """Lower bound in us of any implementation on a machine this fast."""
         cost = self.cost(self.definition.lengths(axes))
         moved = cost.read_bytes + cost.write_bytes
         return max(cost.flops / (gflops * 1e3), moved / (gbytes_per_s * 1e3))
@@ -226,19 +204,16 @@ def build_solution(
 
 @cache
 def source_text(name: str) -> str:
-    """Text of one source file of the catalog."""
     return resources.files("retuned.catalog").joinpath("sources", name).read_text("utf-8")
 
 
 @cache
 def reference_text(op_type: str) -> str:
-    """Python source of a family's reference."""
     folder = resources.files("retuned.catalog").joinpath("references")
     return folder.joinpath(f"{op_type}.py").read_text("utf-8")
 
 
 def constant(definition: Definition, axis: str) -> int:
-    """Length of a constant axis."""
     length = definition.axes[axis]
     if not isinstance(length, AxisConst):
         raise TypeError(f"axis '{axis}' of {definition.name} is variable")

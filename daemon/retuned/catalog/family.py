@@ -1,4 +1,4 @@
-"""A family of definitions: one operator, any constant lengths."""
+"""Family of definitions: one operator, any constant lengths."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from retuned.catalog.entry import KernelEntry
 from retuned.contract import AxisConst, AxisVar, DType, Language, TensorSpec, ValueLike, ValueRule
 
 LONGEST = 2**20
-"""Longest constant axis: longer ones in a name are a mistake or an attack."""
+"""Longest constant axis: a longer one in a name is a mistake or an attack."""
 
 THREADS: tuple[int, ...] = (1, 2, 4, 8)
-"""Choices of the parameter THREADS: parts a launch is split into."""
 VECTORS: tuple[int, ...] = (16, 32, 64)
-"""Choices of the parameter VEC: bytes of a vector."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,25 +22,18 @@ class Family:
     """One operator."""
 
     op_type: str
-    """Operator, as in ``retuned::<op_type>``."""
     template: str
     """Name of a definition, with constant axes in braces, for example ``rmsnorm_h{H}``."""
     description: str
-    """What it computes, one line."""
     shapes: tuple[tuple[str, ...], ...]
-    """Axis names of each input, as a trace shows them."""
     dtypes: tuple[str, ...]
-    """Element type of each input."""
     build: Callable[[str, dict[str, int]], KernelEntry]
-    """Make the entry in the first of `languages`, given its name and constant axes."""
     languages: tuple[Language, ...] = (Language.CPU_CPP, Language.TRITON)
-    """Languages that it has kernels in; the first is what `get` returns where none is named."""
     settle: Callable[[dict[str, int]], dict[str, int] | None] = lambda lengths: lengths
-    """Lengths read off a trace to lengths of the definition's axes; None if they do not fit."""
+    """Convert lengths of a trace to lengths of the definition's axes; None if they do not fit."""
 
     @cached_property
     def constants(self) -> tuple[str, ...]:
-        """Axes in the name."""
         return tuple(re.findall(r"\{(\w+)\}", self.template))
 
     @cached_property
@@ -50,7 +41,7 @@ class Family:
         return re.compile(re.sub(r"\\\{\w+\\\}", "([1-9][0-9]{0,6})", re.escape(self.template)))
 
     def parse(self, name: str) -> dict[str, int] | None:
-        """Return the constant axes in a definition's name; None if it is not of this family."""
+        """Return the constant axes in a definition's name; None if it belongs to another family."""
         match = self._pattern.fullmatch(name)
         if match is None:
             return None
@@ -58,25 +49,21 @@ class Family:
         return lengths if all(n <= LONGEST for n in lengths.values()) else None
 
     def name(self, lengths: Mapping[str, int]) -> str:
-        """Return the name of the definition with these constant axes."""
         return self.template.format(**lengths)
 
 
 def variable(description: str) -> AxisVar:
-    """Return an axis whose length a workload names."""
     return AxisVar(description=description)
 
 
 def fixed(length: int) -> AxisConst:
-    """Return an axis whose length is in the definition's name."""
     return AxisConst(value=length)
 
 
 def whole(most: str, *, least: int = 0) -> ValueRule:
-    """Return the rule of whole numbers from `least` to `most`, an expression over axes."""
+    """Return the rule of integers from `least` to `most`, an expression over axes."""
     return ValueRule(like=ValueLike.INTEGERS, low=least, high=most)
 
 
 def floats(*shape: str, weight: bool = False) -> TensorSpec:
-    """Return a float32 tensor."""
     return TensorSpec(shape=shape, dtype=DType.FLOAT32, constant=weight)

@@ -1,9 +1,9 @@
-"""fused_moe_bf16: a whole mixture of experts, from routes to the combined answer; Triton only.
+"""fused_moe_bf16: a whole mixture of experts, from routes to the combined output; Triton only.
 
-Routes come as a router gives them: for each of a token's slots the expert's number and what its
-answer weighs. A number that is none of the experts belongs to another machine and adds nothing.
-The incumbent is what servers do: sort the routes, a grouped product, SiLU and multiply, a second
-grouped product with the weights in it, and the sum over slots, each a launch.
+A router gives each of a token's slots the expert's number and the weight of its output. A number
+outside the experts belongs to another machine and adds nothing. The incumbent does what servers do,
+each step a launch: sort the routes, a grouped product, SiLU and multiply, a second grouped product
+with the weights in it, and the sum over slots.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from retuned.contract import Definition, DType, Language, TensorSpec
 from retuned.errors import UsageError
 
 FAMILIES = (*inputs.COMMON, "crowded", "elsewhere")
-"""``crowded``: every token goes to the same experts. ``elsewhere``: some routes go to experts of
-another machine, for whole tokens too."""
+"""``crowded``: every token goes to the same experts. ``elsewhere``: some routes, sometimes all of a
+token, go to experts of another machine.
+"""
 
 
 def _make(lengths: dict[str, int], rng: np.random.Generator, family: str) -> dict[str, Array]:

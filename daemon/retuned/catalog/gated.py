@@ -1,7 +1,7 @@
-"""silu_mul and gelu_mul: the gated activations of a feed-forward block.
+"""silu_mul and gelu_mul: gated activations of a feed-forward block.
 
-One half of a row is the gate, the other what it lets through; only the function of the gate
-differs.
+One half of a row is the gate, the other is multiplied by it. The two operators differ only in the
+function of the gate.
 """
 
 from __future__ import annotations

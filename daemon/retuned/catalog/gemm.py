@@ -13,7 +13,7 @@ from retuned.catalog.triton.space import fitting
 from retuned.contract import Definition, DType, Language, TensorSpec
 
 FAMILIES = (*inputs.COMMON, "denormals", "exact-integer")
-"""Denormals only here: eight bits cannot hold them, and scales would lift them."""
+"""Denormals only here: eight bits cannot represent them, and scales would lift them."""
 
 
 def _make(lengths: dict[str, int], rng: np.random.Generator, family: str) -> dict[str, Array]:

@@ -1,8 +1,9 @@
-"""gemm_fp8: linear layers in 8-bit floats with scales a block, as DeepSeek's models have them.
+"""gemm_fp8: linear layers in 8-bit floats with block scales, as in DeepSeek's models.
 
-A weight has one scale per block of 128 x 128, an activation one per row and 128 numbers. Two
-formats: float8_e4m3fn (NVIDIA from Hopper on, AMD's gfx950), and float8_e4m3fnuz (gfx942), which
-has half the range and no minus zero; they are two definitions, because the bits mean other numbers.
+A weight has one scale per block of 128 x 128, an activation one per row and 128 numbers. There are
+two formats: float8_e4m3fn (NVIDIA from Hopper on, AMD's gfx950), and float8_e4m3fnuz (gfx942),
+which has half the range and no minus zero. They are two definitions, because the same bits mean
+different numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from retuned.lab.number_formats import NUMPY, limits_of
 
 BLOCK = reference.BLOCK
 FAMILIES = ("randn", "randn-small", "randn-large", "outlier", "zeros-rows", "planted-nan")
-"""Infinities are no numbers of these formats."""
+"""These formats have no infinities."""
 
 Floats = inputs.Floats
 
@@ -51,7 +52,7 @@ def _make(
 
 
 def _quantised(values: Floats, dtype: DType, *, high: int) -> tuple[Floats, Floats]:
-    """Scale every block of `high` x 128 to the format's range; NaN is left out of account."""
+    """Scale every block of `high` x 128 to the format's range; NaN is ignored."""
     largest = np.float32(limits_of(NUMPY[dtype]).largest)
     rows, columns = (
         -(-size // step) for size, step in zip(values.shape, (high, BLOCK), strict=True)

@@ -1,4 +1,4 @@
-"""Normalisation and softmax in GPU C++: a block a row, read again or held in registers."""
+"""GPU C++ normalisation and softmax: a block per row, read again or held in registers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from retuned.catalog.entry import Params, Space, constant
 from retuned.contract import AxisConst, Definition, DType, Language
 
 PREFIX = "gpu_"
-"""Sources are called this and their entry."""
 _BLOCKS = (32, 64, 128, 256, 512, 1024)
 _EACH = (1, 2, 4, 8, 16)
 _TYPES: Mapping[DType, tuple[str, int]] = {
@@ -16,15 +15,12 @@ _TYPES: Mapping[DType, tuple[str, int]] = {
     DType.BFLOAT16: ("bf16", 2),
     DType.FLOAT16: ("fp16", 2),
 }
-"""How an element is spelled, and its bytes."""
 _WIDEST = 16
-"""Bytes that a thread moves at once."""
 _LOOSEST = 4
-"""A block that holds a row has room for at most so many."""
+"""Largest ratio of a block's capacity to the row that it holds."""
 
 
 def normalised(definition: Definition) -> tuple[tuple[Space, ...], Params]:
-    """Return the spaces of rmsnorm, and the incumbent's point in the first."""
     width = constant(definition, "H")
     block, incumbent = _looping(definition, f"{definition.op_type}_block", "H")
     kind, size = _element(definition)
@@ -50,7 +46,6 @@ def normalised(definition: Definition) -> tuple[tuple[Space, ...], Params]:
 
 
 def softmax(definition: Definition) -> tuple[tuple[Space, ...], Params]:
-    """Return the spaces of softmax, and the incumbent's point in the first."""
     passes, incumbent = _looping(definition, "softmax_passes", "N")
     online, _ = _looping(definition, "softmax_online", "N", rank=0)
     return (passes, online), incumbent
@@ -59,7 +54,6 @@ def softmax(definition: Definition) -> tuple[tuple[Space, ...], Params]:
 def _looping(
     definition: Definition, entry: str, axis: str, *, rank: int = 1
 ) -> tuple[Space, Params]:
-    """Return the space of a source that goes over its row in steps, and a modest point of it."""
     kind, size = _element(definition)
     length = definition.axes[axis]
     width = length.value if isinstance(length, AxisConst) else 4096
@@ -106,7 +100,7 @@ def _element(definition: Definition) -> tuple[str, int]:
 
 
 def _covers(params: Params, width: int) -> bool:
-    """Whether the threads of a block hold a row, and not mostly nothing."""
+    """Whether the threads of a block hold a row without being mostly idle."""
     threads, each, vector = (int(params[name]) for name in ("BLOCK_X", "EACH", "VEC"))
     room = threads * each * vector
     return width <= room <= max(_LOOSEST * width, _BLOCKS[0] * vector) and width % vector == 0

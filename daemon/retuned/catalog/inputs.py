@@ -1,7 +1,7 @@
-"""Families of inputs: what random numbers alone would not exercise.
+"""Input families that random numbers alone would not exercise.
 
 Uniform positive inputs hide accumulators of half the precision, and ordinary ones never reach a
-branch for infinities. Each family is one way in which a kernel can be wrong.
+branch for infinities. Each family exposes one kind of error.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from retuned.lab.number_formats import NUMPY, limits_of
 Floats = npt.NDArray[np.float32]
 
 PLANTED = {"planted-nan": np.nan, "planted-pos-inf": np.inf, "planted-neg-inf": -np.inf}
-"""One element of one activation is this."""
 COMMON = ("randn", "randn-small", "randn-large", "outlier", "zeros-rows", *PLANTED)
-"""Families that every activation can take."""
 
 
 def activations(rng: np.random.Generator, shape: tuple[int, ...], family: str) -> Floats:
@@ -30,7 +28,7 @@ def activations(rng: np.random.Generator, shape: tuple[int, ...], family: str) -
     Raises
     ------
     UsageError
-        If the family is unknown here.
+        If the family is unknown.
     """
     values = rng.standard_normal(shape, dtype=np.float32)
     shapers: dict[str, Callable[[], Floats]] = {
@@ -53,14 +51,13 @@ def activations(rng: np.random.Generator, shape: tuple[int, ...], family: str) -
 
 
 def planted(rng: np.random.Generator, values: Floats, what: float) -> Floats:
-    """Replace one element; an empty array stays empty."""
     if values.size:
         values.reshape(-1)[rng.integers(values.size)] = what
     return values
 
 
 def in_format(values: Floats, dtype: DType) -> Array:
-    """Round to an element type; what an 8-bit float cannot hold becomes its largest number."""
+    """Round to an element type; numbers beyond an 8-bit float become its largest number."""
     kind = NUMPY[dtype]
     if kind.itemsize == 1:
         largest = np.float32(limits_of(kind).largest)
@@ -71,11 +68,11 @@ def in_format(values: Floats, dtype: DType) -> Array:
 def exact_factors(
     rng: np.random.Generator, rows: int, columns: int, depth: int
 ) -> tuple[Floats, Floats]:
-    """Make x[rows, depth] and w[columns, depth] of whole numbers whose products sum exactly.
+    """Make integers x[rows, depth] and w[columns, depth] whose products sum exactly.
 
     Every number is exact in 8 bits and every sum in float32, in any order. Partial sums rise to
-    four times the depth and come back to almost zero: an accumulator of bfloat16 loses count from
-    256 on, one of float16 from 2048 on, and a small result cannot hide it.
+    four times the depth and return to almost zero: an accumulator of bfloat16 loses count from 256
+    on, one of float16 from 2048 on. A small result does not hide that.
     """
     x = rng.integers(0, 9, (rows, depth))
     x[:, depth // 2 :] *= -1
@@ -83,7 +80,7 @@ def exact_factors(
 
 
 def int8_weights(rng: np.random.Generator, shape: tuple[int, int]) -> Array:
-    """Full range, -128 included: a kernel that negates or takes absolute values shows."""
+    """Full range, -128 included: kernels that negate or take absolute values are exposed."""
     return rng.integers(-128, 128, shape).astype(np.int8)
 
 
@@ -97,6 +94,6 @@ def _outliers(rng: np.random.Generator, values: Floats) -> Floats:
 
 
 def _zero_rows(rng: np.random.Generator, values: Floats) -> Floats:
-    """Every other row is zero, the first one among them or not by chance."""
+    """Every other row is zero; whether the first one is zero is random."""
     values[int(rng.integers(2)) :: 2] = 0.0
     return values

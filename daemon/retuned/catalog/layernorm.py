@@ -16,7 +16,6 @@ from retuned.catalog.triton import rows as triton_rows
 from retuned.contract import Definition
 
 _FAR = 1000
-"""Mean of the rows of the family ``mean-1000``."""
 _PARAMS: dict[str, tuple[int | str, ...]] = {
     "UNROLL": (1, 2, 4, 8),
     "VEC": VECTORS,
@@ -55,11 +54,11 @@ def _make(lengths: dict[str, int], rng: np.random.Generator, family: str) -> dic
 
 
 def _far(rng: np.random.Generator, shape: tuple[int, int]) -> inputs.Floats:
-    """Whole numbers around 1000 that add up to exactly that mean.
+    """Integers around 1000 with exactly that mean.
 
-    The mean of other numbers is rounded by up to 3e-5, and so is every output: this family would
-    measure who had luck. Here every order of summation is exact, and only who subtracts the mean
-    too late, from the squares, is wrong.
+    The mean of other numbers is rounded by up to 3e-5, and so is every output, so this family would
+    measure chance. Here every order of summation is exact. Only kernels that subtract the mean too
+    late, from the squares, are wrong.
     """
     rows, width = shape
     half = rng.integers(1, 5, (rows, width // 2))

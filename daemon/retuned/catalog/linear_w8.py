@@ -22,7 +22,7 @@ from retuned.catalog.references import linear_w8 as reference
 from retuned.contract import Definition, DType, TensorSpec
 
 FEW_ROWS = 4
-"""Up to so many rows of x the weights are read at most once per row, and single dots are good."""
+"""Up to so many rows of x, weights are read at most once per row, and single dots are fast."""
 MAX_ACCUMULATORS = 32
 """A register tile with more vectors than this spills on every machine."""
 
@@ -118,8 +118,10 @@ PACKED_PANELS = Space(
     ),
 )
 INCUMBENT: Params = {"ROWS": 4, "XROWS": 1, "UNROLL": 2, "AHEAD": 2, "VEC": 64, "THREADS": 1}
-"""Row-dots as tuned for one stream of chat, M = 1: blocking over rows of x (XROWS) does nothing
-there, and is what is missing at every other M."""
+"""Row-dots as tuned for one stream of chat, M = 1.
+
+Blocking over rows of x (XROWS) has no effect there, and is missing at every other M.
+"""
 
 
 def _make(lengths: dict[str, int], rng: np.random.Generator, family: str) -> dict[str, Array]:

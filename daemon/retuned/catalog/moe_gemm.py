@@ -1,10 +1,10 @@
 """moe_gemm_bf16: the grouped product inside a fused mixture of experts; Triton only.
 
 A fused layer is two of these with an activation between them. Servers sort routes by expert on the
-device and pad each expert's part to the kernel's block of rows, so that the input depends on a
-parameter of the kernel. Here the input does not: `order` is the plain sort, `ends` the running
-count, and a kernel finds its tiles itself. What a route weighs is multiplied in, as the second of
-the two products has it; the first is given ones.
+device and pad each expert's part to the kernel's block of rows, so the input depends on a parameter
+of the kernel. Here it does not: `order` is the plain sort, `ends` the running count, and a kernel
+finds its tiles itself. The weight of a route is multiplied in, as in the second of the two
+products; the first gets ones.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from retuned.contract import (
 from retuned.errors import UsageError
 
 MOST_EXPERTS = 1024
-"""More than any model has, and few enough to be counted by one program."""
+"""Above every model's count, and few enough for one program to count."""
 FAMILIES = (*inputs.COMMON, "crowded", "exact-integer")
-"""``crowded``: every token goes to the same experts, and the others have nothing to do."""
+"""``crowded``: every token goes to the same experts, and the others are idle."""
 
 
 def _make(lengths: dict[str, int], rng: np.random.Generator, family: str) -> dict[str, Array]:

@@ -1,8 +1,8 @@
 """Number formats of the row-wise families: float32 everywhere, and 16 bits wide on GPUs.
 
-A family is written once, for float32: its inputs are made in float32 and rounded, its reference
-widens to float64 whatever comes, and its Triton sources compute in float32 whatever they load. Only
-names, element types and bytes differ.
+A family is written once, for float32. Its inputs are made in float32 and rounded, its reference
+widens to float64, and its Triton sources compute in float32. Only names, element types and bytes
+differ.
 """
 
 from __future__ import annotations
@@ -19,26 +19,21 @@ from retuned.contract import Definition, DType, Language, Solution, TensorSpec
 from retuned.lab.subject import numpy_dtype
 
 Make = Callable[[dict[str, int], np.random.Generator, str], dict[str, Array]]
-"""Makes the inputs of a family."""
 Triton = Callable[[Definition], tuple[tuple[Space, ...], Params]]
 """Returns the Triton spaces of a definition, and the incumbent's point in the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberFormat:
-    """A number format, and how names show it."""
+    """A number format and its mark in names."""
 
     dtype: DType
-    """Element type of activations and weights."""
     mark: str
     """In names, after the operator: ``_bf16``; float32 has none."""
     size_bytes: int
-    """Bytes of an element."""
     languages: tuple[Language, ...]
-    """Languages with kernels for it, as `Family` has them."""
 
     def tensor(self, *shape: str, weight: bool = False) -> TensorSpec:
-        """Return a tensor of this format."""
         return TensorSpec(shape=shape, dtype=self.dtype, constant=weight)
 
 
@@ -55,7 +50,6 @@ FLOAT16 = NumberFormat(
     dtype=DType.FLOAT16, mark="_fp16", size_bytes=2, languages=(Language.TRITON,)
 )
 FORMS = (FLOAT32, BFLOAT16, FLOAT16)
-"""Formats that models are served in."""
 
 
 @cache
@@ -80,8 +74,6 @@ def rounding(form: NumberFormat, make: Make) -> Make:
 def costing(
     form: NumberFormat, cost: Callable[[dict[str, int], float], Cost]
 ) -> Callable[[dict[str, int]], Cost]:
-    """Return the cost by lengths alone, given one by lengths and bytes of an element."""
-
     def at(lengths: dict[str, int]) -> Cost:
         return cost(lengths, float(form.size_bytes))
 
@@ -98,18 +90,8 @@ def implemented(
 ) -> tuple[tuple[Space, ...], Solution]:
     """Return spaces and incumbent in a format's first language.
 
-    Parameters
-    ----------
-    form
-        Of the definition.
-    definition
-        What is computed.
-    cpp
-        Structures in C++; the first is the incumbent's.
-    incumbent
-        Its point.
-    triton
-        Structures in Triton.
+    `cpp` and `triton` are the structures per language; the first of `cpp` is the incumbent's,
+    `incumbent` is its point.
     """
     if form.languages[0] is Language.CPU_CPP:
         return cpp, build_solution(definition, cpp[0], incumbent)

@@ -1,8 +1,7 @@
-"""paged_attention_bf16: one new position per sequence over a cache in pages; Triton only.
+"""paged_attention_bf16: one new position per sequence over a paged cache; Triton only.
 
-The cache is laid out as servers with flash attention have it: page, position in the page, head,
-channel. Splitting one long sequence among programs would need a second launch to put the parts
-together, which a launch as the contract declares it has not.
+The cache has the layout of servers with flash attention: page, position in the page, head, channel.
+Splitting one long sequence among programs needs a second launch to combine the parts.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from retuned.contract import Definition, DType, Language, TensorSpec
 from retuned.errors import UsageError
 
 HEAD_STEP = 16
-"""Head sizes are multiples of this: matrix units want no less."""
+"""Head sizes are multiples of this, the minimum of matrix units."""
 STALE = 2**31 - 1
-"""What the family ``ragged`` leaves in entries of the table that nobody may follow."""
+"""Value that the family ``ragged`` leaves in table entries that kernels must not follow."""
 FAMILIES = (*inputs.COMMON, "logits-60", "ragged")
 
 
@@ -54,7 +53,7 @@ def _tensors(
     if family in inputs.PLANTED:
         inputs.planted(rng, made[str(rng.choice(sorted(made)))], inputs.PLANTED[family])
     elif family in ("logits-60", "outlier"):
-        # Whole numbers: a rounded logit of 100 moves its weight, whoever rounds.
+        # Integers: a rounded logit of 100 would move its weight.
         spread, outlier = (13, 1) if family == "logits-60" else (3, 32)
         for name in ("q", "k"):
             whole = rng.integers(-spread, spread + 1, shapes[name])

@@ -1,7 +1,7 @@
-"""quant_fp8, quant_fp8fnuz, quant_int8: activations to eight bits, a scale per token; Triton only.
+"""quant_fp8, quant_fp8fnuz, quant_int8: per-token quantisation of activations; Triton only.
 
-Two outputs: the small numbers, and the scale that gives them back. An int8 has no way to say that
-something is no number, so that its inputs are finite; the 8-bit floats say NaN.
+The two outputs are the small numbers and the scale that restores them. An int8 cannot represent
+NaN, so its inputs are finite; the 8-bit floats represent NaN.
 """
 
 from __future__ import annotations
@@ -81,5 +81,5 @@ def _family(op_type: str, dtype: DType, largest: int) -> Family:
 
 FP8 = _family("quant_fp8", DType.FLOAT8_E4M3FN, 448)
 FNUZ = _family("quant_fp8fnuz", DType.FLOAT8_E4M3FNUZ, 224)
-"""224 and not 240: servers leave room to the largest number of this format."""
+"""224 and not 240: servers leave space to the largest number of this format."""
 INT8 = _family("quant_int8", DType.INT8, 127)

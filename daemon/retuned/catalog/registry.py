@@ -1,4 +1,4 @@
-"""Names to entries, and what a trace shows to names."""
+"""Registry of entries by name, and the match of launches in a trace to names."""
 
 from __future__ import annotations
 
@@ -100,34 +100,27 @@ class Binding:
     """A launch, as a definition and its variable axes."""
 
     definition: str
-    """Name of the definition."""
     axes: dict[str, int]
-    """Lengths of its variable axes, as the trace or its buckets have them."""
+    """Lengths of its variable axes, as in the trace or its buckets."""
 
 
 def families() -> tuple[Family, ...]:
-    """Return every family of the catalog."""
     return _FAMILIES
 
 
 def learn(
     definitions: Sequence[OwnDefinition], *, unconfined_references: bool | None = None
 ) -> None:
-    """Make users' own definitions known to this process: `get` and the others find them then.
+    """Register users' own definitions in this process, so that `get` and others find them.
 
-    Parameters
-    ----------
-    definitions
-        From files.
-    unconfined_references
-        Whether their references run where neither seccomp nor Landlock confines them; None leaves
-        it as it was said before, and nobody having said it means no.
+    `unconfined_references` allows their references to run where neither seccomp nor Landlock
+    confines them. None keeps the previous setting, which is False at first.
 
     Raises
     ------
     UsageError
-        If the catalog has a name or an operator of one, two differ under one name, or one cannot be
-        used; none is known then.
+        If a name or an operator is taken, two differ under one name, or one is invalid. Then none
+        is registered.
     """
     operators = frozenset(_PREFIX + family.op_type for family in _FAMILIES)
     users.add(definitions, taken=_is_taken, operators=operators)
@@ -137,18 +130,15 @@ def learn(
 
 
 def forget() -> None:
-    """Know no definition of users any more."""
     users.clear()
     get.cache_clear()
 
 
 def own_definitions() -> tuple[OwnDefinition, ...]:
-    """Return the users' own definitions that are known."""
     return users.every()
 
 
 def own_definition(name: str) -> OwnDefinition | None:
-    """Return a user's own definition; None where it is the catalog's, or nobody's."""
     return users.find(name)
 
 
@@ -160,18 +150,14 @@ def _is_taken(name: str) -> bool:
 def get(definition_name: str, *, language: Language | None = None) -> KernelEntry:
     """Return the entry of a definition.
 
-    Parameters
-    ----------
-    definition_name
-        Such as ``linear_w8_n1024_k1024``.
-    language
-        Of the spaces and the incumbent; definition, reference and inputs are the same in each. None
-        takes the first that the family has: C++ for the CPU where there is one.
+    `definition_name` is a name such as ``linear_w8_n1024_k1024``. `language` selects the spaces and
+    the incumbent; definition, reference and inputs are the same in each. None uses the first that
+    the family has: C++ for the CPU where there is one.
 
     Raises
     ------
     UsageError
-        If the name is of no family, or the language has no kernels; the message says what there is.
+        If the name or the language is unknown; the message lists the known ones.
     """
     own = users.find(definition_name)
     if own is not None:
@@ -188,7 +174,6 @@ def get(definition_name: str, *, language: Language | None = None) -> KernelEntr
 
 
 def _nearest(name: str) -> str:
-    """Return what a name may have been meant to be, to begin a hint with; empty for no idea."""
     known = {family.template: re.sub(r"\{\w+\}", "", family.template) for family in _FAMILIES}
     known |= {own.name: re.sub(r"\d", "", own.name) for own in users.every()}
     bare = re.sub(r"\d", "", name)
@@ -198,7 +183,6 @@ def _nearest(name: str) -> str:
 
 
 def languages(definition_name: str) -> tuple[Language, ...]:
-    """Return the languages that a definition has kernels in; none for a name of no family."""
     own = users.find(definition_name)
     if own is not None:
         return own.languages
@@ -225,16 +209,10 @@ def _in_language(family: Family, entry: KernelEntry, language: Language | None) 
 def recognise(
     op: str, dims: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...]
 ) -> Binding | None:
-    """Find the definition that a launch belongs to; None if the catalog has none.
+    """Find the definition of a launch; None if the catalog has none.
 
-    Parameters
-    ----------
-    op
-        Operator as traces spell it, ``retuned::linear_w8``.
-    dims
-        Shape of each input.
-    dtypes
-        Element type of each input; empty where the trace does not say.
+    `op` is the operator as traces spell it, ``retuned::linear_w8``. `dims` and `dtypes` describe
+    each input; `dtypes` is empty if the trace lacks them.
     """
     own = users.match(op, unify=lambda shapes: _unify(shapes, dims), dtypes=_plain(dtypes))
     if own is not None:
@@ -269,7 +247,6 @@ def _plain(dtypes: tuple[str, ...]) -> tuple[str, ...]:
 def _unify(
     shapes: tuple[tuple[str, ...], ...], dims: tuple[tuple[int, ...], ...]
 ) -> dict[str, int] | None:
-    """Lengths by axis name; None if ranks or repeated axes disagree."""
     if len(shapes) != len(dims):
         return None
     lengths: dict[str, int] = {}

@@ -21,7 +21,6 @@ def _many(axes: Mapping[str, int]) -> bool:
 
 
 def row_spaces(op_type: str) -> tuple[Space, Space]:
-    """Return the structures of a normalisation: single rows, and groups of rows."""
     rows = Space(
         name="rows",
         sources=(f"{op_type}_rows.cpp", "vec.h"),
@@ -52,7 +51,6 @@ INCUMBENT: Params = {"UNROLL": 4, "VEC": 64, "THREADS": 1}
 
 
 def gains(rng: np.random.Generator, width: int) -> inputs.Floats:
-    """Make the gain of a normalisation: around one, as trained ones are."""
     return (1.0 + 0.1 * rng.standard_normal(width)).astype(np.float32)
 
 

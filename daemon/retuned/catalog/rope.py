@@ -1,7 +1,7 @@
-"""rope: rotary positions of queries and keys, the halves of a head against each other.
+"""rope: rotary positions of queries and keys, pairing the halves of a head.
 
-As servers have it: positions are 64-bit integers, and cosines and sines are read from a table with
-a row per position, the cosines of all pairs before the sines.
+As in servers, positions are 64-bit integers, and cosines and sines are read from a table with a row
+per position, the cosines of all pairs before the sines.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _make(lengths: dict[str, int], rng: np.random.Generator, family: str) -> dic
 
 
 def _cache(rng: np.random.Generator, total: int, width: int) -> inputs.Floats:
-    """Cosines and sines of a base and a scale that differ: who computes them himself is wrong."""
+    """Cosines and sines of a varying base and scale, which a kernel cannot recompute."""
     base, scale = float(rng.choice(_BASES)), rng.uniform(0.9, 1.4)
     wave = base ** (-2.0 * np.arange(width // 2) / width)
     angles = np.arange(total)[:, None] * wave

@@ -1,15 +1,15 @@
-"""topk_gating: which experts a token goes to, and with which weights.
+"""topk_gating: the experts of a token, and their weights.
 
 The weights are the softmax over all experts, divided by the sum of the chosen ones: that is the
-softmax over the chosen logits. Logits are numbers or minus infinity (an expert that is masked), at
-least K of a row finite; NaN and plus infinity are outside the definition, because no order of them
-is agreed on.
+softmax over the chosen logits. Logits are numbers or minus infinity (a masked expert), at least K
+of a row finite. NaN and plus infinity are outside the definition, because their order is not agreed
+on.
 
-Of equal logits the lowest index is chosen first, as servers do it. The judge compares indices one
-by one, so inputs keep the logits of a row apart: where two differ by a rounding, a kernel that
-chooses among float32 weights is as right as one that chooses among logits, and they disagree. Equal
-logits are safe, because whatever is computed of equals is equal: the family ``ties`` is made of
-them, with zeros of both signs. For the same reason no family has chosen weights that underflow.
+Of equal logits the lowest index is chosen first, as in servers. The judge compares indices one by
+one, so inputs keep the logits of a row apart. If two differ by a rounding, a kernel that chooses
+among float32 weights is as correct as one that chooses among logits, and they disagree. Equal
+logits are safe, because equal inputs give equal results: the family ``ties`` consists of them, with
+zeros of both signs. For the same reason no family has chosen weights that underflow.
 """
 
 from __future__ import annotations
@@ -38,12 +38,11 @@ from retuned.contract import Definition, DType, TensorSpec
 from retuned.errors import UsageError
 
 MOST_CHOSEN = 32
-"""Most experts that a token may go to; lists of the chosen have this length in the sources."""
+"""Maximum of experts per token; lists of the chosen have this length in the sources."""
 MOST_EXPERTS = 4096
-"""Most experts: a row is held whole."""
 _FAMILIES = ("randn", "flat", "peaked", "mean-1000", "outlier", "zeros-rows", "ties", "masked")
 _PADDING = 64
-"""A copy of a row is as long as the widest block of any variant divides."""
+"""Length of a row's copy, a multiple of the widest block of any variant."""
 _PARAMS: dict[str, tuple[int | str, ...]] = {
     "UNROLL": (1, 2, 4),
     "VEC": VECTORS,
@@ -100,7 +99,7 @@ def _make(lengths: dict[str, int], rng: np.random.Generator, family: str) -> dic
 
 
 def _apart(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Push the numbers of each row apart, so that no two are closer than 2 / E; order is kept."""
+    """Separate the numbers of each row by at least 2 / E; order is kept."""
     order = np.argsort(values, axis=1)
     steps = 2.0 * np.arange(values.shape[1]) / values.shape[1]
     spread = np.empty_like(values)
@@ -109,7 +108,6 @@ def _apart(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _mask(rng: np.random.Generator, logits: npt.NDArray[np.float64], chosen: int) -> None:
-    """Mask experts, other ones in each row, and as many as leave just enough."""
     experts = logits.shape[1]
     for row in logits:
         count = int(rng.integers(0, experts - chosen + 1))
@@ -118,8 +116,6 @@ def _mask(rng: np.random.Generator, logits: npt.NDArray[np.float64], chosen: int
 
 @cache
 def _compute(chosen: int) -> Reference:
-    """Return the reference for this many chosen experts; the same one on every call."""
-
     def compute(logits: inputs.Floats) -> dict[str, Array]:
         return dict(reference.run(logits, chosen))
 

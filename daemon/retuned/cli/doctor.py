@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from retuned.cli.doctor_checks import Fact, Level, Probe, backends, fact, places
+from retuned.cli.doctor_checks import Fact, Level, Probe, fact, places
 from retuned.cli.output import JsonFlag, cell, emit_json, stdout
 from retuned.cli.session import ConfigOption, StateOption
 from retuned.errors import MissingDependency
@@ -61,7 +61,6 @@ def examine(probe: Probe, settings: Settings) -> tuple[Fact, ...]:
         *_devices(probe),
         *_gpu_lab(probe, language=settings.lab_language),
         *_compilers(probe),
-        *backends(probe, settings),
         *_sandbox(probe),
         _switch(probe),
     )

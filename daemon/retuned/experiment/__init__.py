@@ -1,1 +1,1 @@
-"""The lab run elsewhere: in a child process, in a pod, and the transport of results."""
+"""Experiment runs outside the daemon: in a child process or a pod, with transport of results."""

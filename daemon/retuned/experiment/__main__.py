@@ -1,6 +1,6 @@
-"""The experiment as a program: a plan comes in as JSON, findings go out as JSON lines.
+"""Experiment program: a plan comes in as JSON, findings go out as JSON lines.
 
-The daemon starts it as a child that it can kill; a pod runs the same. One object on stdin or in a
+The daemon starts it as a killable child; a pod runs the same program. One object on stdin or in a
 file::
 
     {"plan": ExperimentPlan, "root": "folder", "cores": [1], "known": [finding...],
@@ -9,14 +9,14 @@ file::
      "evolve": EvolveConfig or null}
 
 ``solutions`` are variants that the catalog does not have, such as an incumbent that an earlier
-experiment found; ``definitions`` are users' own kernels. Each answer is one line:
+experiment found; ``definitions`` are users' own kernels. Each response is one line:
 ``{"finding": {...}}``, and at the end ``{"done": true}`` or ``{"failed": {"code", "message"}}``.
 Exit codes: 0 done, 2 wrong settings, 3 unreadable plan, 4 no compiler, 5 the lab failed.
 
-Where ``RETUNED_ROLE`` is set it is the pod of a Job: the same lines also become
-``$RETUNED_RESULTS_DIR/findings.jsonl``, with evidence and winners' artifacts beside them, and there
-are more codes: a trusted pod found only 64 wrong results, 65 compile errors or 66 breaches of the
-sandbox; 143 it was told to end.
+If ``RETUNED_ROLE`` is set, the program runs in the pod of a Job. Then the same lines are also
+written to ``$RETUNED_RESULTS_DIR/findings.jsonl``, with evidence and winners' artifacts beside
+them, and there are more codes: a trusted pod found only 64 wrong results, 65 compile errors or 66
+breaches of the sandbox; 143 the pod was terminated.
 """
 
 from __future__ import annotations
@@ -61,27 +61,23 @@ from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.verdict import JudgeSettings
 
 _LANGUAGES = (Language.CPU_CPP, Language.TRITON, Language.GPU_CPP)
-"""Languages that the catalog has kernels in."""
 
 EVOLVE = "evolve"
-"""Name of the generator that asks a language model."""
 
 GeneratorFactory = Callable[[ExperimentPlan], Generator]
-"""Makes a generator for a plan."""
 
 GENERATORS: Mapping[str, Make] = {**SELF_CONTAINED}
 """Every generator that a plan may name. One that needs an adapter adds its factory here."""
 
 
 class Task(LabTask):
-    """What the program is asked to do."""
+    """The task of the program."""
 
     definitions: tuple[OwnDefinition, ...] = ()
-    """Users' own definitions, by content: their files may be elsewhere."""
 
 
 def read_task(text: str, *, where: str) -> Task:
-    """Read a task.
+    """Parse a task.
 
     Raises
     ------
@@ -109,7 +105,6 @@ def open_lab(
     lab: LabSettings | None = None,
     judge_settings: JudgeSettings | None = None,
 ) -> LocalLab:
-    """Return a lab over the catalog; `solutions` are variants that it does not have."""
     extra = {solution.digest: solution for solution in solutions}
     asked: set[str] = {solution.definition for solution in solutions}
 
@@ -166,14 +161,10 @@ def occasion_of(
     earlier: Sequence[Earlier] = (),
     arch: str = "",
 ) -> GeneratorInput:
-    """Return what the plan's generators are made from.
+    """Return the input of the plan's generators.
 
-    The plan's id seeds them: an interrupted plan, run again, proposes the same again.
-
-    Parameters
-    ----------
-    arch
-        GPU that need not be here; empty or unknown takes the device that is.
+    The plan's id seeds them, so an interrupted plan proposes the same candidates again. `arch`
+    names a GPU that may be absent; empty or unknown uses the present device.
     """
     device = GPUS.get(arch) or facts_here(incumbent.language, cores=cores)
     entry = catalog.get(plan.definition, language=incumbent.language)
@@ -191,7 +182,10 @@ def occasion_of(
 def _evolution(
     config: EvolveConfig | None, written: Sequence[Solution] | None
 ) -> Mapping[str, Make]:
-    """Return the factory that needs an endpoint, or what it wrote; none where none is set."""
+    """Return the evolution generator's factory, or one of written variants, by name.
+
+    The mapping is empty without a configuration. `written` takes precedence.
+    """
     if written is not None:
         return {EVOLVE: lambda _occasion: FixedGenerator(written)}
     if config is None:
@@ -212,17 +206,15 @@ def lab_of(
     generators: Mapping[str, GeneratorFactory] | None = None,
     written: Sequence[Solution] | None = None,
 ) -> LocalLab:
-    """Return the lab that carries out a task.
+    """Return the lab that runs a task.
 
-    Parameters
-    ----------
-    written
-        What a model has written elsewhere, instead of asking one here; None asks as the task says.
+    `written` holds variants that a model has written elsewhere; None asks a model if the task names
+    one.
 
     Raises
     ------
     UsageError
-        If nobody has the plan's definition.
+        If the plan's definition is unknown.
     """
     catalog.learn(task.definitions, unconfined_references=task.unconfined_references)
     lab = open_lab(
@@ -242,7 +234,7 @@ def lab_of(
 def run(
     task: Task, out: TextIO, *, generators: Mapping[str, GeneratorFactory] | None = None
 ) -> int:
-    """Carry out a task; write each finding as soon as it is final; return the exit code."""
+    """Run a task; write each finding as soon as it is final; return the exit code."""
     lab = lab_of(task, generators=generators)
     known = {record.solution.digest: record.unwrap() for record in task.known}
     try:
@@ -256,7 +248,10 @@ def run(
 
 
 def _here(task: Task, role: PodRole) -> Digest:
-    """Return the environment of this machine for a task's language; who only asks has none."""
+    """Return this machine's environment for a task's language.
+
+    A role that only generates has no such environment and returns the plan's.
+    """
     incumbent = _incumbent(task)
     if role is PodRole.GENERATE:
         return task.plan.environment
@@ -295,7 +290,7 @@ def _pod_lab(task: Task, role: PodRole) -> Bench:
 
 
 def _generating_lab(task: Task) -> GeneratingLab:
-    """Return the lab that has variants written; nobody is asked where the task names no model."""
+    """Return the lab that generates variants; without a model in the task it has no generator."""
     incumbent, config = _incumbent(task), task.evolve
     subject = catalog.get(task.plan.definition, language=incumbent.language)
     if config is None:
@@ -310,7 +305,6 @@ def _generating_lab(task: Task) -> GeneratingLab:
 
 
 def _compiling_lab(task: Task) -> CompilingLab:
-    """Return the lab that compiles what this task's search would begin with."""
     incumbent, earlier = _incumbent(task), [record.restore() for record in task.earlier]
     cores = len(task.cores) or os.cpu_count() or 1
 
@@ -346,7 +340,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return run_pod(words, settings, means=_MEANS)
         text = Path(words[0]).read_text(encoding="utf-8") if words else sys.stdin.read()
         task = read_task(text, where=words[0] if words else "stdin")
-        if task.cores:  # compilers too: whoever serves requests keeps the other cores
+        if task.cores:  # compilers too: servers keep the other cores
             os.sched_setaffinity(0, task.cores)
         _hide_key(task)
         return run(task, sys.stdout)

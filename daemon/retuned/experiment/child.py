@@ -1,7 +1,7 @@
-"""Bench in a process of its own: the daemon keeps its reflexes while the lab computes.
+"""Lab child process, separate from the daemon so that the daemon stays responsive.
 
 The child is ``python -m retuned.experiment``, the same program that a pod runs. It dies with the
-daemon; a killed experiment is resumed from the findings that were stored.
+daemon. A killed experiment resumes from the stored findings.
 """
 
 from __future__ import annotations
@@ -28,34 +28,19 @@ from retuned.stages.experiment import ExperimentPlan, Turn
 _LIBC = ctypes.CDLL(None)  # found before any fork: the loader's lock may be held at that moment
 _PR_SET_PDEATHSIG = 1
 _NICE = 10
-"""The lab yields to whoever else wants its core."""
+"""The lab yields its core to other processes."""
 _LONGEST_LINE_BYTES = 32 << 20
-"""Of one finding; the lab runs strangers' code, and what it says is a stranger's."""
+"""Of one finding; the lab runs untrusted code, so its output is untrusted."""
 
 
 class LabProcess:
     """Runs each plan in a child process.
 
-    Parameters
-    ----------
-    root
-        Private folder of the lab.
-    cores
-        Says, before each plan, which cores experiments may use.
-    solution
-        Finds the incumbent where the catalog does not have it; None where it does.
-    builder
-        Builds artifacts, which needs no isolation of time.
-    definition
-        Finds a user's own definition by name; None where the catalog has it.
-    earlier
-        Says what other experiments found on the same operator.
-    priors
-        Says what is believed of the operator's kernels.
-    evolve
-        How a language model is asked for variants; None where it is not.
-    unconfined_references
-        Whether a user's reference runs where nothing but its static check confines it.
+    `cores` returns, before each plan, the cores for experiments. `solution` and `definition` find
+    incumbents and users' definitions outside the catalog. `earlier` returns findings of other
+    experiments on the operator, `priors` the priors of its kernels. `builder` builds artifacts,
+    which needs no isolation of time. `evolve` of None uses no language model.
+    `unconfined_references` allows users' references behind the static check only.
     """
 
     def __init__(
@@ -85,7 +70,6 @@ class LabProcess:
         self._stopped = False
 
     def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
-        """Yield findings as the child reports them; see `Bench.run`."""
         incumbent = self._solution(plan.incumbent)
         own = self._definition(plan.definition)
         task = LabTask(
@@ -104,7 +88,7 @@ class LabProcess:
         try:
             yield from self._converse(child, json.dumps(task))
         except HarnessError as error:
-            if self._stopped:  # it died because it was told to
+            if self._stopped:  # it was stopped on request
                 raise _stopped() from error
             raise
         finally:
@@ -116,19 +100,15 @@ class LabProcess:
                     pipe.close()
 
     def build(self, solution: Solution) -> Path:
-        """Return the artifact's folder; see `Bench.build`."""
         return self._builder.build(solution)
 
     def evidence(self, digest: Digest) -> bytes | None:
-        """Return raw numbers; see `Bench.evidence`."""
         return self._builder.evidence(digest)
 
     def turns(self, plan: str) -> Sequence[Turn]:
-        """Return whose turn it was; see `Bench.turns`."""
         return self._builder.turns(plan)
 
     def stop(self) -> None:
-        """Kill the child; see `Bench.stop`."""
         with self._lock:
             self._stopped = True
             child = self._child
@@ -171,6 +151,6 @@ def _stopped() -> TemporaryError:
 
 
 def _die_with_daemon() -> None:
-    """In the child, before it runs: no orphan keeps a core busy."""
+    """In the child, before it runs: an orphan must not keep a core busy."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.nice(_NICE)

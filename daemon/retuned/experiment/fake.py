@@ -1,4 +1,4 @@
-"""A bench that hands out scripted findings: for tests and dry runs."""
+"""Fake bench with scripted findings, for tests and dry runs."""
 
 from __future__ import annotations
 
@@ -17,23 +17,16 @@ from retuned.store.artifact_folder import MANIFEST, manifest_of
 
 @dataclass(slots=True)
 class FakeBench:
-    """Hands out scripted findings, in order, without measuring anything."""
+    """Returns scripted findings in order, without measurements."""
 
     script: Mapping[str, Sequence[Finding]]
-    """Findings per definition."""
     root: Path
-    """Where empty artifact folders are made."""
     failure: HarnessError | None = None
-    """Raised instead of the finding after the first."""
     runs: list[ExperimentPlan] = field(default_factory=list)
-    """Plans that were run, for assertions."""
     asked: Sequence[Turn] = ()
-    """Turns of every plan."""
     stopped: bool = False
-    """Whether it was told to stop."""
 
     def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
-        """Yield what the script says, without those that are known."""
         self.runs.append(plan)
         for number, finding in enumerate(self.script.get(plan.definition, ())):
             if self.stopped:
@@ -44,7 +37,6 @@ class FakeBench:
                 yield finding
 
     def build(self, solution: Solution) -> Path:
-        """Make the artifact's folder with a manifest and no code."""
         target = self.root / "artifacts" / solution.digest.removeprefix("sha256:")
         target.mkdir(parents=True, exist_ok=True)
         nothing = hashlib.sha256(b"").hexdigest()
@@ -54,14 +46,11 @@ class FakeBench:
         return target
 
     def evidence(self, digest: Digest) -> bytes | None:
-        """Have no raw numbers."""
         return None
 
     def turns(self, plan: str) -> Sequence[Turn]:
-        """Return what the script says."""
         del plan
         return self.asked
 
     def stop(self) -> None:
-        """End before the next finding; see `Bench.stop`."""
         self.stopped = True

@@ -1,6 +1,6 @@
-"""Bench on this machine: candidates are compiled and run in killable child processes.
+"""Local lab: candidates are compiled and run in killable child processes of this machine.
 
-Compiled code for the servers of an artifact, from the lab that measured the variant.
+It also precompiles winners for the servers of an artifact.
 """
 
 from __future__ import annotations
@@ -51,22 +51,15 @@ from retuned.store.artifact_folder import MANIFEST, keep_artifact
 log = logging.getLogger(__name__)
 
 SHAPES = "shapes"
-"""Folder of the shapes that plans were for."""
 MAX_SHAPES = 256
-"""Most shapes kept of one definition."""
 _MAX_BYTES = 1 << 20
 
 
 class Precompiler:
     """Compiles winners for the architecture of this machine's GPU.
 
-    Parameters
-    ----------
-    root
-        The lab's folder.
-    arch
-        Architecture of the servers; None takes this machine's GPU, and compiles nothing where
-        there is none.
+    `arch` is the architecture of the servers. None uses this machine's GPU; without one, nothing is
+    compiled.
     """
 
     def __init__(self, root: Path, *, arch: str | None = None) -> None:
@@ -74,7 +67,6 @@ class Precompiler:
         self._arch = arch
 
     def remember(self, definition: str, workloads: Iterable[Workload]) -> None:
-        """Keep the shapes of a plan; those of the latest plan of a definition count."""
         path = self._path(definition)
         shapes = [dict(each.axes) for each in workloads][:MAX_SHAPES]
         partial = path.with_suffix(f".{os.getpid()}.{secrets.token_hex(4)}.partial")
@@ -83,12 +75,11 @@ class Precompiler:
             partial.write_text(json.dumps(shapes), encoding="utf-8")
             partial.replace(path)
         except OSError as error:
-            log.warning("shapes of %s are not kept: %s", definition, error)
+            log.warning("shapes not stored: definition=%s: %s", definition, error)
         finally:
             partial.unlink(missing_ok=True)
 
     def shapes_of(self, definition: Definition) -> list[dict[str, int]]:
-        """Return the shapes of the latest plan that are of the definition; none if unknown."""
         try:
             with self._path(definition.name).open("rb") as file:
                 body = json.loads(file.read(_MAX_BYTES))
@@ -106,22 +97,15 @@ class Precompiler:
         manifest: Mapping[str, Any],
         limits: CompileLimits | None = None,
     ) -> Sequence[PrecompiledEntry]:
-        """Return code for the servers of an artifact; none where its servers compile as ever.
+        """Return precompiled code for an artifact; empty if its servers compile by themselves.
 
-        Parameters
-        ----------
-        solution, definition
-            What the artifact is of.
-        manifest
-            What its manifest says beside; other parameters of a server's own code are compiled
-            from that code, which only the server has.
-        limits
-            Bounds of the compiler; None takes the language's.
+        If the manifest changes only parameters of a server's own code, the server must compile,
+        because only it has that code. `limits` of None uses the language's.
 
         Raises
         ------
         CandidateError
-            If the audit finds in the code for servers what no kernel has a use for.
+            If the audit refuses the code for servers.
         """
         intercept = manifest.get("intercept", {})
         entry = manifest.get("entry", solution.entry)
@@ -138,7 +122,9 @@ class Precompiler:
             shapes = self.shapes_of(definition)
             return precompile(solution, definition, arch=arch, shapes=shapes, limits=limits)
         except (CompileFailed, MissingDependency) as error:
-            log.warning("%s: its servers compile it themselves: %s", solution.name, error)
+            log.warning(
+                "code not precompiled, servers compile it: variant=%s: %s", solution.name, error
+            )
             return ()
 
     def _path(self, definition: str) -> Path:
@@ -160,40 +146,22 @@ def _is_shape(row: object, axes: set[str]) -> bool:
 
 
 TURNS = "turns"
-"""Folder below the root: whose turn it was, per plan."""
 _BATCH = 4
-"""Candidates asked for at a time, so that generators learn from findings."""
 _LONGEST_REST_S = 10.0
-"""Longest wait for a generator that rests while nobody else has anything."""
+"""Longest wait for a resting generator if no other has candidates."""
 _MAX_EVIDENCE_BYTES = 64 << 20
-"""Longest document that is read; longer ones are none, whoever wrote them."""
+"""Longest document that is read; longer ones are ignored."""
 _FINAL_SHARE = 0.4
-"""Part of the time budget that is kept for finalists."""
 
 
 class LocalLab:
-    """Carries out plans with this machine's compiler and cores.
+    """Runs plans with this machine's compiler and cores.
 
-    Parameters
-    ----------
-    root
-        Private folder for compiled objects, artifacts and raw numbers.
-    subjects
-        Finds what is tuned by the definition's name; raises `UsageError` where unknown.
-    solutions
-        Finds the incumbent by digest.
-    generators
-        Makes who may propose, by name, for a plan: it knows the plan's structures.
-    advantages
-        How much more a second than the average a generator brought in earlier experiments.
-    cores
-        Cores that children may use; empty means all.
-    lab
-        How much is measured.
-    judge_settings
-        Thresholds of the decision.
-    earlier
-        What other experiments found: what they rejected and holds still is not measured again.
+    `root` is a private folder for compiled objects, artifacts and raw numbers. `subjects` finds a
+    kernel under test by the definition's name and raises `UsageError` if it is unknown. `solutions`
+    finds the incumbent by digest. `generators` makes the plan's generators by name. `advantages`
+    are their gains per second over the average in earlier experiments. Empty `cores` means all.
+    `earlier` holds findings of other experiments: valid rejections are not measured again.
     """
 
     def __init__(
@@ -224,7 +192,6 @@ class LocalLab:
         make_private(root)
 
     def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
-        """Yield a finding per candidate as soon as it is final; see `Bench.run`."""
         incumbent = self._check_plan(plan)
         self._precompiler.remember(plan.definition, plan.workloads)
         notebook = Notebook(self._root / "notes" / notebook_name(plan.id))
@@ -256,7 +223,7 @@ class LocalLab:
             seen = {plan.incumbent, *known, *(note.solution.digest for note in notes)}
             search_until = deadline - _FINAL_SHARE * plan.budget.max_seconds
             self._search_until = search_until
-            if len(seen) == 1:  # nothing of an earlier run is left to go on from
+            if len(seen) == 1:  # no state of an earlier run remains
                 TurnFolder(self._root / TURNS / notebook_name(plan.id)).clear()
             for solution in self._proposals(plan, session, seen, until=search_until):
                 if self._stop.is_set():
@@ -300,14 +267,17 @@ class LocalLab:
         return target
 
     def _build_ahead(self, solution: Solution) -> None:
-        """Build the artifact of a winner now: whoever orders swaps does not wait for compilers."""
+        """Build a winner's artifact now, so that orders need not wait for compilers."""
         try:
             self.build(solution)
         except (CandidateError, HarnessError, MissingDependency, OSError) as error:
-            log.warning("%s is built when it is ordered: %s", solution.name, error)
+            log.warning(
+                "artifact not built ahead, it is built when ordered: variant=%s: %s",
+                solution.name,
+                error,
+            )
 
     def search_left_s(self) -> float:
-        """Return how long the search of the plan that runs may still take, seconds."""
         return self._search_until - time.monotonic()
 
     def _check_plan(self, plan: ExperimentPlan) -> Solution:
@@ -335,13 +305,13 @@ class LocalLab:
     ) -> Iterator[Solution]:
         """Yield new candidates until the budget or every generator is exhausted.
 
-        One is tried however late the lab was ready: an experiment that tries nothing teaches
-        nothing, and is an attempt all the same.
+        At least one is tried, even after a late start: an experiment without candidates yields no
+        information but counts as an attempt.
 
         Raises
         ------
         HarnessError
-            If every generator failed before anything was tried: nothing was learned then.
+            If every generator failed before the first candidate.
         """
         definition = self._subjects(plan.definition).definition
         portfolio = self._portfolio(plan)
@@ -379,7 +349,7 @@ class LocalLab:
                 none_yet = False
                 yield solution
         portfolio.settle(session.history)
-        log.info("who was asked: %s", turns_sentence(portfolio.turns))
+        log.info("generators asked: %s", turns_sentence(portfolio.turns))
         failed = [turn for turn in portfolio.turns if turn.outcome is TurnOutcome.FAILED]
         if (
             failed
@@ -389,7 +359,7 @@ class LocalLab:
             raise HarnessError(f"every generator failed: {turns_sentence(portfolio.turns)}")
 
     def _rested(self, portfolio: Portfolio, *, until: float) -> bool:
-        """Wait for a generator that rests for a moment; False where there is none to wait for."""
+        """Wait briefly for a resting generator; return False if there is none."""
         pause_s = portfolio.wakes_in_s()
         if pause_s is None or pause_s > min(_LONGEST_REST_S, until - time.monotonic()):
             return False
@@ -411,11 +381,9 @@ class LocalLab:
         )
 
     def turns(self, plan: str) -> Sequence[Turn]:
-        """Return whose turn it was; see `Bench.turns`."""
         return TurnFolder(self._root / TURNS / notebook_name(plan)).read()
 
     def evidence(self, digest: Digest) -> bytes | None:
-        """Return raw numbers; see `Bench.evidence`."""
         path = self._root / "evidence" / f"{digest.removeprefix('sha256:')}.json"
         try:
             return read_plain(path, max_bytes=_MAX_EVIDENCE_BYTES, follow=False)
@@ -423,18 +391,16 @@ class LocalLab:
             return None
 
     def stop(self) -> None:
-        """End before the next candidate; see `Bench.stop`."""
         self._stop.set()
 
 
 def _settings(lab: LabSettings, plan: ExperimentPlan) -> LabSettings:
-    """Return how much is measured, with what the plan's policy lets go."""
     if plan.batch_invariant:
         return lab
     return replace(lab, tolerance=replace(lab.tolerance, batch_invariant=False))
 
 
 def _left_s(plan: ExperimentPlan, known: Iterable[Finding], notes: Iterable[Note]) -> float:
-    """Seconds that a resumed plan has left: what was spent counts, finalists are measured still."""
+    """Seconds left for a resumed plan: spent time counts, but finalists are still measured."""
     spent_s = sum(found.seconds for found in known) + sum(note.spent_s for note in notes)
     return max(plan.budget.max_seconds - spent_s, _FINAL_SHARE * plan.budget.max_seconds)

@@ -1,18 +1,18 @@
-"""What the pod of an experiment leaves, as lines of a container's log. Pure.
+"""Log transport of experiment results: framed lines in a container's log. Pure.
 
-Results have no other way out: the pod has no network, no token and no volume that anybody else
-mounts. The log is lines of text that a container runtime may cut and mix, so they are framed::
+The log is the only channel: the pod has no network, no token and no shared volume. A container
+runtime may cut and mix lines of text, so they are framed::
 
     retuned-results begin {"version": 1, "experiment": ..., "job": ..., "pod": ..., ...}
     retuned-results part 0 <base64>
     ...
     retuned-results end <sha256 of the whole>
 
-The whole is one file after the other: a line of JSON with its name and its two sizes, and then the
-file, compressed by itself. Whoever reads takes nothing for granted: sizes are bounded before
-anything is unpacked, and a name is one of a few forms.
+The whole is a sequence of files: a line of JSON with its name and its two sizes, and then the file,
+compressed separately. The reader trusts no input: it bounds sizes before unpacking, and a name must
+have one of a few forms.
 
-``python -m retuned.experiment.log_transport``: tells what the pod of an experiment has found.
+``python -m retuned.experiment.log_transport`` writes the results of an experiment's pod.
 """
 
 from __future__ import annotations
@@ -37,14 +37,12 @@ from retuned.files import read_plain
 
 VERSION = 1
 MAX_PACKED_BYTES = 6 << 20
-"""Of all compressed files: in base64 they stay below 10 MiB, where a kubelet begins another log."""
+"""Of all compressed files: in base64 they stay below 10 MiB, where a kubelet rotates the log."""
 MAX_UNPACKED_BYTES = 64 << 20
-"""Of all files."""
 MAX_FILES = 1024
 MAX_LOG_BYTES = 9 << 20
-"""More of a log is not read."""
 FINDINGS = "findings.jsonl"
-"""The lab's lines; it is written last, so where it is all is complete."""
+"""The lab's lines; this file is written last, so its presence means that all is complete."""
 _NAME = re.compile(
     r"findings\.jsonl|evidence/[0-9a-f]{64}\.json|artifacts/[0-9a-f]{64}/[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
 )
@@ -53,45 +51,35 @@ _PART_BYTES = 9_000
 """Of the whole in one line, which base64 makes 12,000 characters: runtimes cut at 16 KiB."""
 _MAX_HEAD_BYTES = 4096
 _NEVER_BYTES = 1 << 30
-"""Larger numbers than any size are no sizes."""
+"""Larger numbers are not plausible sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sender:
-    """Whose results they are."""
+    """Origin of the results."""
 
     experiment: str
-    """Uid of the KernelExperiment."""
     job: str
-    """Name of the Job."""
     pod: str
-    """Uid of the pod."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """What was told."""
+    """Received results."""
 
     files: Mapping[str, bytes]
-    """By path, such as ``evidence/<digest>.json``."""
     left_out: Mapping[str, int] = field(default_factory=dict)
-    """What had no room, by kind: ``evidence`` of losers, and their ``findings``."""
+    """Omitted for size, by kind: ``evidence`` of losers, and their ``findings``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """One file, compressed."""
-
     name: str
-    """Its path."""
     size: int
-    """As it was, bytes."""
     data: bytes
-    """Compressed."""
 
     @property
     def cost(self) -> int:
-        """How many bytes it takes of the whole."""
         return len(self.data) + len(_head_of(self))
 
 
@@ -101,22 +89,22 @@ def pack(name: str, data: bytes) -> Packed:
     Raises
     ------
     ValueError
-        If it has a name that nobody would take.
+        If its name is not allowed.
     """
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{name[:80]!r} is no name of a result")
+        raise ValueError(f"{name[:80]!r} is not an allowed name of a result")
     return Packed(name=name, size=len(data), data=zlib.compress(data, level=6))
 
 
 def lines(
     packed: Sequence[Packed], *, sender: Sender, left_out: Mapping[str, int] | None = None
 ) -> Iterator[bytes]:
-    """Yield the lines that tell of some files, each with its end.
+    """Yield the lines of some files, each with its end.
 
     Raises
     ------
     Refused
-        ``results-too-large``: they are more, or larger, than anybody reads.
+        ``results-too-large``: they exceed the reader's limits.
     """
     size = sum(each.size for each in packed)
     cost = sum(each.cost for each in packed)
@@ -144,28 +132,20 @@ def lines(
 
 
 def refusal_line(code: str, sender: Sender) -> bytes:
-    """Return the line that says why there are no results that could be told."""
     head = {"version": VERSION, "experiment": sender.experiment, "job": sender.job}
     return _MARK + b"none " + _json(head | {"pod": sender.pod, "code": code}) + b"\n"
 
 
 def read(log: bytes, *, sender: Sender) -> Bundle:
-    """Return what a log tells.
+    """Return the results in a log.
 
-    Lines of others are left aside before the beginning and after the end; between they are a sign
-    that the log is not whole.
-
-    Parameters
-    ----------
-    log
-        All of it.
-    sender
-        Whose log it is; another one's results are refused.
+    Other lines are ignored before the beginning and after the end. Between them they show that the
+    log is damaged. Results of another `sender` are refused.
 
     Raises
     ------
     UnreadableInput
-        ``results-absent`` if it tells of none, ``results-truncated``, ``results-mixed``,
+        ``results-absent`` if there are none, ``results-truncated``, ``results-mixed``,
         ``results-twice``, ``results-altered``, ``results-of-another``, ``results-too-large``,
         ``results-unknown-version`` or ``results-malformed``.
     """
@@ -177,17 +157,17 @@ def read(log: bytes, *, sender: Sender) -> Bundle:
 
 
 def _framed(log: bytes, sender: Sender) -> tuple[Mapping[str, Any], list[bytes]]:
-    """Return the header and the parts in between, all of one block that is whole."""
+    """Return the header and the parts between it and the end, all of one complete block."""
     found: list[tuple[Mapping[str, Any], list[bytes]]] = []
     within: tuple[Mapping[str, Any], list[bytes]] | None = None
     for line in log.split(b"\n"):
         kind, _, rest = line.removeprefix(_MARK).partition(b" ")
         if not line.startswith(_MARK):
             if within is not None and line:
-                raise _no("mixed", "lines of somebody else are between its own")
+                raise _no("mixed", "other lines are between its own")
         elif kind == b"none":
             said = _header(rest, sender)
-            raise _no("not-told", f"the pod could not tell them: {str(said.get('code'))[:64]}")
+            raise _no("not-told", f"the pod could not send them: {str(said.get('code'))[:64]}")
         elif kind == b"begin":
             if within is not None or found:
                 raise _no("twice", "they begin twice")
@@ -198,7 +178,7 @@ def _framed(log: bytes, sender: Sender) -> tuple[Mapping[str, Any], list[bytes]]
             within[1].append(rest)
         elif kind == b"end":
             if rest != str(within[0].get("sha256")).encode():
-                raise _no("altered", "beginning and end name another digest")
+                raise _no("altered", "beginning and end name different digests")
             found.append(within)
             within = None
         else:
@@ -206,7 +186,7 @@ def _framed(log: bytes, sender: Sender) -> tuple[Mapping[str, Any], list[bytes]]
     if within is not None:
         raise _no("truncated", "they have no end")
     if not found:
-        raise _no("absent", "the log tells of none")
+        raise _no("absent", "the log has none")
     return found[0]
 
 
@@ -222,7 +202,6 @@ def _header(text: bytes, sender: Sender) -> Mapping[str, Any]:
 
 
 def _joined(parts: Sequence[bytes], head: Mapping[str, Any]) -> bytes:
-    """Return the whole: every part once, in order, with the size and digest that were named."""
     size = _size(head.get("packed_bytes"))
     if size > MAX_PACKED_BYTES:
         raise _no("too-large", f"{size} compressed bytes, at most {MAX_PACKED_BYTES} are read")
@@ -234,12 +213,12 @@ def _joined(parts: Sequence[bytes], head: Mapping[str, Any]) -> bytes:
         try:
             found.append(base64.b64decode(text, validate=True))
         except (binascii.Error, ValueError):
-            raise _no("malformed", f"part {number} is no base64") from None
+            raise _no("malformed", f"part {number} is not base64") from None
     whole = b"".join(found)
     if len(whole) != size:
-        raise _no("truncated", f"{len(whole)} of {size} compressed bytes are there")
+        raise _no("truncated", f"{len(whole)} of {size} compressed bytes are present")
     if hashlib.sha256(whole).hexdigest() != head.get("sha256"):
-        raise _no("altered", "their digest is another one")
+        raise _no("altered", "their digest differs")
     return whole
 
 
@@ -253,7 +232,7 @@ def _unpacked(whole: bytes, head: Mapping[str, Any]) -> dict[str, bytes]:
         about = _object(whole[at:end])
         name, size, packed = about.get("name"), _size(about.get("size")), _size(about.get("packed"))
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise _no("malformed", f"{str(name)[:80]!r} is no name of a result")
+            raise _no("malformed", f"{str(name)[:80]!r} is not an allowed name of a result")
         if name in found:
             raise _no("twice", f"{name} is there twice")
         left -= size
@@ -261,22 +240,22 @@ def _unpacked(whole: bytes, head: Mapping[str, Any]) -> dict[str, bytes]:
             raise _no("too-large", f"more than {MAX_FILES} files or {MAX_UNPACKED_BYTES} bytes")
         at = end + 1 + packed
         if at > len(whole):
-            raise _no("altered", f"{name} has another size than was said")
+            raise _no("altered", f"{name} differs from its announced size")
         found[name] = _decompressed(whole[end + 1 : at], name=name, size=size)
     if len(found) != head.get("files"):
-        raise _no("altered", "beginning and content name another number of files")
+        raise _no("altered", "the number of files differs from the announced one")
     return found
 
 
 def _decompressed(data: bytes, *, name: str, size: int) -> bytes:
-    """Return a file of exactly this size; what would become larger is not unpacked further."""
+    """Return a file of exactly this size; decompression stops beyond it."""
     stream = zlib.decompressobj()
     try:
         found = stream.decompress(data, size + 1)
     except zlib.error:
         raise _no("malformed", f"{name} cannot be unpacked") from None
     if len(found) != size or not stream.eof or stream.unused_data:
-        raise _no("altered", f"{name} has another size than was said")
+        raise _no("altered", f"{name} differs from its announced size")
     return found
 
 
@@ -294,19 +273,19 @@ def _object(text: bytes) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise _no("malformed", "a line about them is no JSON object")
+        raise _no("malformed", "a line about them is not a JSON object")
     return found
 
 
 def _size(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _NEVER_BYTES:
-        raise _no("malformed", "a size is none")
+        raise _no("malformed", "a size is invalid")
     return value
 
 
 def _counts(value: object) -> dict[str, int]:
     if not isinstance(value, dict) or len(value) > 8:
-        raise _no("malformed", "what was left out is not said as it should be")
+        raise _no("malformed", "the list of omitted files is invalid")
     return {str(key)[:40]: _size(count) for key, count in value.items()}
 
 
@@ -315,7 +294,6 @@ def _no(code: str, message: str) -> UnreadableInput:
 
 
 def names_of(files: Iterable[str]) -> tuple[str, ...]:
-    """Return the names among some that a bundle may have, sorted."""
     return tuple(sorted(name for name in files if _NAME.fullmatch(name)))
 
 
@@ -325,21 +303,19 @@ _WON = "promote"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TellingSettings:
-    """What the manifest says."""
+    """Settings from the manifest."""
 
     sender: Sender
-    """Whose results they are."""
     results: Path
-    """Folder with them."""
 
 
 def telling_settings(environment: Mapping[str, str]) -> TellingSettings:
-    """Return what the manifest says.
+    """Return the settings from the manifest.
 
     Raises
     ------
     UsageError
-        If it does not say everything.
+        If a setting is missing.
     """
     names = ("RETUNED_EXPERIMENT_UID", "RETUNED_JOB", "RETUNED_POD_UID", "RETUNED_RESULTS_DIR")
     missing = [name for name in names if not environment.get(name)]
@@ -351,10 +327,11 @@ def telling_settings(environment: Mapping[str, str]) -> TellingSettings:
 
 
 def told(settings: TellingSettings) -> Iterator[bytes]:
-    """Yield the lines that tell of results that are complete.
+    """Yield the lines of complete results.
 
-    What no decision needs is left out where there is no room: evidence of who lost, and then who
-    lost at all. Winners, their evidence and what was compiled of them are told, or nothing is.
+    If there is not enough space, evidence of losers is omitted first, then their findings: no
+    decision needs them. Winners, their evidence and their compiled files are all sent, or nothing
+    is.
 
     Raises
     ------
@@ -369,7 +346,6 @@ def told(settings: TellingSettings) -> Iterator[bytes]:
 
 
 def _chosen(folder: Path) -> tuple[list[Packed], dict[str, int]]:
-    """Return what is told, and how much is not."""
     text = _content(folder, FINDINGS)
     won, lost, end = _divided(text)
     names = names_of(_names(folder))
@@ -399,7 +375,6 @@ def _chosen(folder: Path) -> tuple[list[Packed], dict[str, int]]:
 
 
 def _divided(text: bytes) -> tuple[list[bytes], list[bytes], bytes]:
-    """Return the lines about winners, those about others, and the last line."""
     *found, end = text.splitlines(keepends=True) or [b""]
     won: list[bytes] = []
     lost: list[bytes] = []
@@ -414,7 +389,7 @@ def _evidence_of(found: Sequence[bytes]) -> set[str]:
 
 
 def _verdict(line: bytes) -> Mapping[str, Any]:
-    """Return the verdict of a line as it stands; whoever reads the results checks it."""
+    """Return the verdict in a line, unchecked; the reader of the results checks it."""
     try:
         body = json.loads(line)
     except (ValueError, RecursionError):
@@ -425,7 +400,7 @@ def _verdict(line: bytes) -> Mapping[str, Any]:
 
 
 def _names(folder: Path) -> Iterator[str]:
-    """Yield every file below a folder, never through a link."""
+    """Yield every file below a folder without following links."""
     waiting = [folder]
     while waiting:
         with os.scandir(waiting.pop()) as entries:
@@ -446,7 +421,6 @@ def _content(folder: Path, name: str) -> bytes:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether the last file that is written is there."""
     try:
         return stat.S_ISREG((folder / FINDINGS).lstat().st_mode)
     except OSError:
@@ -454,7 +428,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def run(settings: TellingSettings, out: BinaryIO) -> int:
-    """Tell the results once they are complete, and wait to be ended; return the exit code."""
+    """Send the results once they are complete, and wait for termination; return the exit code."""
     done = ended = False
     while not ended:
         ended = signal.sigtimedwait({signal.SIGTERM}, _LOOK_S) is not None
@@ -467,8 +441,7 @@ def run(settings: TellingSettings, out: BinaryIO) -> int:
 
 
 def main() -> int:
-    """Do it as the manifest says."""
-    # Nothing may be lost between two looks, and no handler runs in the middle of a line.
+    # A signal must not be lost between two polls, and no handler runs in the middle of a line.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         return run(telling_settings(os.environ), sys.stdout.buffer)
@@ -476,7 +449,7 @@ def main() -> int:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
     except OSError as error:
-        sys.stderr.write(f"the results cannot be told: {error}\n")
+        sys.stderr.write(f"the results cannot be sent: {error}\n")
         return 5
 
 

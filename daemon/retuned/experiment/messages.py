@@ -1,6 +1,6 @@
-"""What crosses the pipe between the daemon and its lab: one format, written and read here.
+"""Messages between the daemon and its lab: one format, written and parsed here.
 
-One object goes in, one JSON line comes out per finding, and a last line says how it ended:
+One object goes in, one JSON line comes out per finding, and a last line reports the end:
 ``{"finding": {...}}``, ``{"done": true}`` or ``{"failed": {"code", "message"}}``.
 """
 
@@ -25,20 +25,16 @@ from retuned.stages.verdict import Verdict
 
 
 class FindingRecord(Record):
-    """A finding as it crosses the process, and as the store keeps it."""
+    """A finding as a message and as a stored record."""
 
     solution: Solution
-    """What was tried."""
     verdict: Verdict
-    """What the judge said."""
     seconds: float = Field(ge=0.0, allow_inf_nan=False)
-    """Wall time it cost."""
     definition: Digest | None = None
-    """Content of the definition that it was tried against; None where nobody wrote it down."""
+    """Digest of the definition it was tried against; None if it was not recorded."""
 
     @classmethod
     def of(cls, finding: Finding) -> FindingRecord:
-        """Wrap a finding."""
         return cls(
             solution=finding.solution,
             verdict=finding.verdict,
@@ -48,17 +44,16 @@ class FindingRecord(Record):
 
     @classmethod
     def stored(cls, body: Mapping[str, Any]) -> FindingRecord:
-        """Read what the store keeps of a finding, beside which it keeps other things.
+        """Parse a stored finding, which has additional fields.
 
         Raises
         ------
         ValidationError
-            If it is no finding.
+            If it is not a finding.
         """
         return cls.model_validate({name: body.get(name) for name in cls.model_fields})
 
     def unwrap(self) -> Finding:
-        """Return the finding."""
         return Finding(
             solution=self.solution,
             verdict=self.verdict,
@@ -68,16 +63,14 @@ class FindingRecord(Record):
 
 
 class DeviceStates(Record):
-    """How accelerators stood while a pod measured; empty where nobody could say."""
+    """States of the accelerators during a pod's measurement; empty if unknown."""
 
     begin: Gpus = ()
-    """Before anything ran; whoever is on them is a stranger."""
     end: Gpus = ()
-    """When all was done."""
 
     @property
     def words(self) -> str:
-        """What may have changed what was measured; empty where nothing is to be said.
+        """Return possible disturbances of the measurement as text; may be empty.
 
         Examples
         --------
@@ -91,18 +84,15 @@ class DeviceStates(Record):
 
 
 class EarlierRecord(FindingRecord):
-    """A finding of an earlier experiment as it crosses the process."""
+    """A finding of an earlier experiment, as a message."""
 
     environment: Digest
-    """Digest of the environment it was found in."""
     arch: str = ""
-    """Architecture of that environment; empty where it is not known."""
+    """Architecture of that environment; empty if unknown."""
     workloads: tuple[Workload, ...] = ()
-    """Shapes it was measured at."""
 
     @classmethod
     def wrap(cls, each: Earlier) -> EarlierRecord:
-        """Wrap a finding with where it comes from."""
         return cls(
             solution=each.finding.solution,
             verdict=each.finding.verdict,
@@ -114,7 +104,6 @@ class EarlierRecord(FindingRecord):
         )
 
     def restore(self) -> Earlier:
-        """Return the finding with where it comes from."""
         return Earlier(
             finding=self.unwrap(),
             environment=self.environment,
@@ -124,49 +113,40 @@ class EarlierRecord(FindingRecord):
 
 
 class LabTask(Record):
-    """What the lab is asked to do, without users' own definitions, which the catalog reads."""
+    """A task of the lab, without users' own definitions, which the catalog parses."""
 
     plan: ExperimentPlan
-    """The plan."""
     root: str
     """Private folder for compiled objects, artifacts and raw numbers."""
     cores: tuple[int, ...] = ()
     """Cores that candidates may use; empty means all."""
     known: tuple[FindingRecord, ...] = ()
-    """Findings of an earlier, interrupted run."""
     solutions: tuple[Solution, ...] = ()
-    """Variants that the catalog does not have."""
     earlier: tuple[EarlierRecord, ...] = ()
-    """What other experiments found on the same operator."""
     priors: Priors | None = None
-    """What is believed of the operator's kernels before anything is tried; it only orders."""
     evolve: EvolveConfig | None = None
-    """How a language model is asked for variants; None where it is not."""
     unconfined_references: bool = False
-    """Whether a user's reference runs where neither seccomp nor Landlock confines it."""
+    """Whether users' references run where neither seccomp nor Landlock confines them."""
     arch: str = Field(default="", max_length=256)
-    """What servers run on, as an `Environment` names it; for pods that compile without it. Empty
-    where nobody knows."""
+    """The servers' architecture, as an `Environment` names it; for pods that compile without the
+    device. Empty if unknown.
+    """
     written: tuple[Solution, ...] = ()
-    """Variants that a pod has had written by a model; strangers' code like any candidate."""
+    """Variants that a model wrote in another pod; untrusted like any candidate."""
     refused: tuple[FindingRecord, ...] = ()
-    """What a pod that compiled could not: a search need not try it."""
 
 
 def finding_line(finding: Finding) -> dict[str, Any]:
-    """Return the line that says that a finding is final."""
     return {"finding": FindingRecord.of(finding).model_dump(mode="json")}
 
 
 def done_line(stood: DeviceStates | None = None) -> dict[str, Any]:
-    """Return the last line of a lab that ended normally."""
     if stood is None or stood == DeviceStates():
         return {"done": True}
     return {"done": True, "gpus": stood.model_dump(mode="json")}
 
 
 def stood_of(line: bytes) -> DeviceStates:
-    """Return how accelerators stood, as a last line says; nothing where it says nothing fit."""
     try:
         message = json.loads(line)
         return DeviceStates.model_validate(message.get("gpus", {}))
@@ -175,19 +155,18 @@ def stood_of(line: bytes) -> DeviceStates:
 
 
 def failed_line(code: str, message: str) -> dict[str, Any]:
-    """Return the last line of a lab that did not."""
     return {"failed": {"code": code, "message": message}}
 
 
 def read_line(line: bytes) -> Finding | None:
-    """Return the finding that a line says is final; None where it says that all is done.
+    """Return the finding in a line; None if the line reports the end.
 
     Raises
     ------
     HarnessError
-        If it says that the lab failed, or says nothing that is known.
+        If it reports a failure of the lab, or is unknown.
     MissingDependency
-        If it says that this machine lacks something.
+        If it reports a missing dependency.
     """
     try:
         message = json.loads(line)

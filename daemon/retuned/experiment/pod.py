@@ -1,6 +1,6 @@
-"""A lab as the pod of a Job: carries out the task that is mounted, and leaves what it found.
+"""Pod of an experiment's Job: it runs the mounted task and leaves its results.
 
-How a pod of an experiment ends when production takes its place: in time, whatever it does then.
+When production preempts the pod, the pod ends in time, whatever it is doing.
 """
 
 from __future__ import annotations
@@ -36,16 +36,13 @@ from retuned.ports import Bench, Devices, Finding
 from retuned.stages.drift import GpuObservation
 
 _PUBLISHING_S = 3.0
-"""Results that are being written become whole in that time, or they are none."""
+"""Maximum to complete results that are being written; incomplete ones are discarded."""
 
 
 class Preemption:
     """Ends the process on SIGTERM while it is entered; the main thread enters it.
 
-    Parameters
-    ----------
-    settings
-        Where partial results lie, and where the message goes.
+    `settings` name the folder of partial results and the message's file.
     """
 
     def __init__(self, settings: PodSettings) -> None:
@@ -73,7 +70,7 @@ class Preemption:
 
     @contextmanager
     def last_words(self) -> Iterator[None]:
-        """Let what is done now come to its end, where that is soon; nothing ends it afterwards."""
+        """Complete the current action if it ends soon; afterwards SIGTERM has no effect."""
         with self._lock:
             yield
             self._over = True
@@ -81,14 +78,14 @@ class Preemption:
     def _wait(self, reader: int) -> None:
         while signal.SIGTERM not in os.read(reader, 64):
             pass
-        # The lock is kept: nothing new begins after this.
+        # The lock stays held: no new action starts after this.
         self._lock.acquire(timeout=_PUBLISHING_S)
         if self._over:
             self._lock.release()
             return
         clear(self._settings.results)
         body = summary(self._settings.role, self.plan, exit_code=PREEMPTED)
-        told = ("preempted", "the pod was told to end before anything was complete")
+        told = ("preempted", "the pod was terminated before results were complete")
         write_message(self._settings.message, body, failed=told)
         os._exit(PREEMPTED)
 
@@ -99,35 +96,25 @@ _TaskT = TypeVar("_TaskT", bound=LabTask)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodResources(Generic[_TaskT]):
-    """What the program lends a pod."""
+    """Resources that the program gives a pod."""
 
     read: Callable[[str, str], _TaskT]
-    """Reads a task's text from a place; raises `UnreadableInput`."""
     environment: Callable[[_TaskT, PodRole], Digest]
-    """What this machine is to the lab."""
     open: Callable[[_TaskT, PodRole], Bench]
-    """Opens the lab of a role."""
     say: Callable[[Mapping[str, Any]], None]
-    """Writes a line."""
     devices: Callable[[], Devices | None] = find_devices
-    """Finds who says how this machine's accelerators stand; None where nobody can."""
 
 
 def run_pod(words: Sequence[str], settings: PodSettings, *, means: PodResources[_TaskT]) -> int:
-    """Carry out the task, and say at the end what became of it; return the exit code.
+    """Run the task and report the outcome; return the exit code.
 
-    Parameters
-    ----------
-    words
-        Arguments of the program: the path of the task.
-    settings
-        What the manifest says.
+    `words` are the program's arguments: the path of the task.
     """
     plan = ""
     with Preemption(settings) as ending:
         try:
             if len(words) != 1:
-                raise UsageError("a pod is given one argument, the path of its task")
+                raise UsageError("a pod needs one argument, the path of its task")
             task = means.read(read_mounted(Path(words[0])), words[0])
             plan = ending.plan = task.plan.id
             if task.cores:
@@ -149,7 +136,7 @@ def _carried_out(
     task: _TaskT, settings: PodSettings, *, means: PodResources[_TaskT], ending: Preemption
 ) -> int:
     watched = means.devices() if settings.role in _MEASURING else None
-    begin = _stood(watched)  # before this pod is on them itself
+    begin = _stood(watched)  # before this pod uses them
     here = means.environment(task, settings.role)
     with tempfile.TemporaryDirectory(prefix="lab-", dir=task.root) as folder:
         asked = for_pod(task, role=settings.role, root=Path(folder), here=here)
@@ -169,7 +156,7 @@ def _carried_out(
 
 
 def _stood(watched: Devices | None, *, alone: bool = True) -> tuple[GpuObservation, ...]:
-    """Return how accelerators stand; who is on them is only known while nobody of this pod is."""
+    """Return the accelerators' states, with processes only if none of this pod runs."""
     states = tuple(watched.read())[:MAX_GPUS] if watched is not None else ()
     known = states if alone else [replace(each, processes=None) for each in states]
     return seen(known, ours=frozenset())

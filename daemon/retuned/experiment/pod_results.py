@@ -1,7 +1,7 @@
-"""What a pod of an experiment leaves: its folder of results, its message and its exit code.
+"""Pod results of an experiment: folder, termination message and exit code.
 
-The folder gets evidence and artifacts first and ``findings.jsonl`` last; each of them is written
-under another name and renamed when it is whole, so what the operator sees is complete or not there.
+Evidence and artifacts are written first and ``findings.jsonl`` last. Each is written under a
+temporary name and renamed when complete, so the operator sees complete files only.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 __all__ = ["FINDINGS", "clear", "exit_code_of", "exit_code_of_error", "publish", "summary"]
 
 MAX_MESSAGE_BYTES = 4096
-"""Kubernetes cuts a termination message off there."""
+"""Kubernetes truncates a termination message at this size."""
 MAX_RESULT_BYTES = 48 << 20
-"""Of one pod: the folder is an empty one of 64 MiB, and who fills it is evicted."""
+"""Of one pod: the folder is an emptyDir of 64 MiB, and a pod that fills it is evicted."""
 WRONG_RESULT, COMPILE_ERROR, BREACH, PREEMPTED = 64, 65, 66, 143
-"""Exit codes; the last is what a shell says of a program that was told to end."""
+"""Exit codes; the last is a shell's code for a program that got SIGTERM."""
 _PARTIAL = ".partial-"
 _LONGEST_DETAIL = 1024
 _CODES: Mapping[Reason, int] = {
@@ -50,17 +50,17 @@ _CODES: Mapping[Reason, int] = {
 
 
 def exit_code_of(role: PodRole, findings: Iterable[Finding]) -> int:
-    """Return the exit code of a lab that came to its end.
+    """Return the exit code of a lab that completed.
 
-    A search meets wrong variants every day. That the trusted pod finds nothing but such among what
-    a search promoted is a failure of the experiment; the highest of the codes counts.
+    A search often meets wrong variants. If the trusted pod finds only wrong ones among the search's
+    promotions, the experiment failed; the highest of the codes counts.
     """
     codes = [_CODES.get(each.verdict.reason, 0) for each in findings]
     return max(codes) if role is PodRole.VERIFY and codes and all(codes) else 0
 
 
 def exit_code_of_error(error: RetunedError) -> int:
-    """Return the exit code of a lab that did not come to its end; the incumbent may be why."""
+    """Return the exit code of a lab that failed; the incumbent may be the cause."""
     for each in (error, error.__cause__):
         if isinstance(each, CandidateError) and each.reason in set(Reason):
             return _CODES.get(Reason(each.reason), HarnessError.exit_code)
@@ -70,15 +70,15 @@ def exit_code_of_error(error: RetunedError) -> int:
 def publish(
     folder: Path, findings: Sequence[Finding], *, bench: Bench, stood: DeviceStates | None = None
 ) -> None:
-    """Write what was found: evidence and winners' artifacts, and then the findings themselves.
+    """Write evidence and winners' artifacts, and then the findings.
 
-    Evidence of who did not win is left out beyond `MAX_RESULT_BYTES`. How accelerators stood
-    meanwhile is on the last line.
+    Evidence of losers is omitted beyond `MAX_RESULT_BYTES`. The accelerators' states are on the
+    last line.
 
     Raises
     ------
     CandidateError
-        If a winner does not compile any more.
+        If a winner no longer compiles.
     HarnessError
         If a winner has no evidence or is too large, or the folder cannot be written.
     """
@@ -95,7 +95,7 @@ def publish(
         for each in (*won, *lost):
             left -= _put_evidence(folder, each, bench=bench, left=left)
         if left < 0:
-            raise HarnessError(f"what was found is longer than {MAX_RESULT_BYTES} bytes")
+            raise HarnessError(f"the findings are longer than {MAX_RESULT_BYTES} bytes")
         _put(folder / FINDINGS, lines)
     except OSError as error:
         clear(folder)
@@ -103,7 +103,7 @@ def publish(
 
 
 def clear(folder: Path) -> None:
-    """Remove whatever is not whole; what cannot be removed is ignored by who reads."""
+    """Remove incomplete files; the reader ignores files that cannot be removed."""
     for place in (folder, folder / "evidence", folder / "artifacts"):
         for each in place.glob(f"{_PARTIAL}*"):
             if each.is_dir() and not each.is_symlink():
@@ -113,7 +113,6 @@ def clear(folder: Path) -> None:
 
 
 def _put_artifact(folder: Path, found: Finding, *, bench: Bench) -> int:
-    """Copy what was compiled of a winner; return how many bytes that are."""
     built = bench.build(found.solution)
     target = folder / "artifacts" / _hex(found.solution.digest)
     partial = target.with_name(f"{_PARTIAL}{target.name}")
@@ -127,7 +126,6 @@ def _put_artifact(folder: Path, found: Finding, *, bench: Bench) -> int:
 
 
 def _put_evidence(folder: Path, found: Finding, *, bench: Bench, left: int) -> int:
-    """Write a document where there is room for it; return how many bytes that are."""
     digest, wins = found.verdict.evidence, found.verdict.status is Status.PROMOTE
     data = bench.evidence(digest) if digest is not None else None
     if digest is None or data is None:
@@ -135,14 +133,13 @@ def _put_evidence(folder: Path, found: Finding, *, bench: Bench, left: int) -> i
             raise HarnessError(f"no evidence of the winner {found.solution.digest[:19]}")
         return 0
     if not wins and len(data) > left:
-        log.warning("no room for the evidence of %s", found.solution.name)
+        log.warning("evidence omitted, no space: variant=%s", found.solution.name)
         return 0
     _put(folder / "evidence" / f"{_hex(digest)}.json", data)
     return len(data)
 
 
 def _put(path: Path, data: bytes) -> None:
-    """Write a file whole, and for good, or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{_PARTIAL}{path.name}")
     with partial.open("wb") as file:
@@ -155,7 +152,6 @@ def _put(path: Path, data: bytes) -> None:
 def summary(
     role: PodRole, plan: str, *, findings: Sequence[Finding] = (), exit_code: int
 ) -> dict[str, Any]:
-    """Return what a pod says when it ends: how many it tried, and which is best, without proof."""
     won = [each for each in findings if each.verdict.status is Status.PROMOTE]
     best = max(won, key=lambda each: _lower(each), default=None)
     body: dict[str, Any] = {
@@ -176,16 +172,10 @@ def summary(
 def write_message(
     path: Path | None, body: Mapping[str, Any], *, failed: tuple[str, str] | None = None
 ) -> None:
-    """Write the termination message, one JSON object; it is only told, so a failure only warns.
+    """Write the termination message, one JSON object; a failure only logs a warning.
 
-    The file is the node's and stays the same one: it is written over, not replaced.
-
-    Parameters
-    ----------
-    path
-        The file; None where nobody reads one.
-    failed
-        Code and message of what went wrong; the message is shortened.
+    The node owns the file, so it is overwritten, not replaced. A `path` of None writes nothing.
+    `failed` holds code and message of an error; the message is shortened.
     """
     if path is None:
         return
@@ -197,7 +187,7 @@ def write_message(
     try:
         path.write_text(text, encoding="ascii")
     except OSError as error:
-        log.warning("%s: no termination message: %s", path, error.strerror)
+        log.warning("termination message not written: path=%s: %s", path, error.strerror)
 
 
 def _lower(finding: Finding) -> float:

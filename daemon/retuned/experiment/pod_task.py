@@ -1,10 +1,9 @@
-"""What a pod of an experiment is told, and how its role changes the task.
+"""Pod task of an experiment, and how the pod's role changes it.
 
-The manifest of a Job says by environment variables which role the pod has and where its results
-go. ``generate`` asks a model for variants and runs nothing; ``compile`` compiles without the
-device, and runs nothing either. ``search`` carries the plan out, less what could not be compiled.
-``verify`` is the trusted one: of what the search said it takes the source of its finalists and
-nothing else, compiles it itself, and measures it from zero.
+Environment variables in the Job's manifest give the pod's role and its folder of results.
+``generate`` asks a model for variants and runs none. ``compile`` compiles without the device and
+runs none. ``search`` runs the plan, without variants that could not be compiled. ``verify`` is
+trusted: it takes only the source of the search's finalists, compiles it, and measures it again.
 """
 
 from __future__ import annotations
@@ -23,47 +22,38 @@ from retuned.ports import Finding
 from retuned.stages.verdict import Status
 
 MAX_TASK_BYTES = 1 << 20
-"""A ConfigMap holds no more."""
 ROLE, RESULTS, MESSAGE = "RETUNED_ROLE", "RETUNED_RESULTS_DIR", "RETUNED_MESSAGE_PATH"
-"""Names of the variables."""
+"""Names of environment variables."""
 COMPILE_GATES = ("G1", "G2")
-"""Gates that a pod without the accelerator may speak for."""
+"""Gates whose refusals are valid from a pod without the accelerator."""
 
 _TaskT = TypeVar("_TaskT", bound=LabTask)
 
 
 class PodRole(StrEnum):
-    """What a pod with the lab does."""
-
     GENERATE = "generate"
-    """Has variants written; it alone reaches the model, and compiles and runs nothing."""
+    """Generates variants; only this role reaches the model, and it compiles and runs nothing."""
     COMPILE = "compile"
-    """Compiles what a search would try, without the accelerator."""
     SEARCH = "search"
-    """Tries variants; nobody trusts its numbers."""
     VERIFY = "verify"
-    """Measures what a search promoted, from zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodSettings:
-    """What the manifest says."""
+    """Settings from the manifest."""
 
     role: PodRole
-    """What this pod does."""
     results: Path
-    """Folder of this pod alone, for what it found."""
     message: Path | None = None
-    """File of the termination message; None where nobody reads one."""
 
 
 def pod_settings(environment: Mapping[str, str]) -> PodSettings | None:
-    """Return what the manifest says; None where this is no pod of an experiment.
+    """Return the manifest's settings; None outside a pod of an experiment.
 
     Raises
     ------
     UsageError
-        If the role is none of the lab's, or the results have no folder.
+        If the role is unknown, or the folder of results is missing.
     """
     role, results = environment.get(ROLE), environment.get(RESULTS, "")
     if role is None:
@@ -72,7 +62,7 @@ def pod_settings(environment: Mapping[str, str]) -> PodSettings | None:
         known = ", ".join(PodRole)
         raise UsageError(f"{ROLE}: the lab has no role {role[:40]!r}; there are {known}")
     if not Path(results).is_absolute():
-        raise UsageError(f"{RESULTS}: {results[:80]!r} is no absolute path of a folder")
+        raise UsageError(f"{RESULTS}: {results[:80]!r} is not an absolute path of a folder")
     message = environment.get(MESSAGE, "")
     return PodSettings(
         role=PodRole(role), results=Path(results), message=Path(message) if message else None
@@ -85,7 +75,7 @@ def read_mounted(path: Path) -> str:
     Raises
     ------
     UnreadableInput
-        If there is none, or it is too long or no text.
+        If it is missing, too long or not text.
     """
     try:
         data = read_plain(path, max_bytes=MAX_TASK_BYTES)
@@ -100,13 +90,7 @@ def read_mounted(path: Path) -> str:
 
 
 class FixedGenerator:
-    """A generator that proposes what it was handed, once and in that order.
-
-    Parameters
-    ----------
-    solutions
-        Without the incumbent.
-    """
+    """A generator that proposes the given variants, without the incumbent, once and in order."""
 
     name = "handed"
 
@@ -121,28 +105,21 @@ class FixedGenerator:
         history: Sequence[Finding],
         count: int,
     ) -> Sequence[Solution]:
-        """Return the next ones; see `Generator`."""
         given, self._left = self._left[:count], self._left[count:]
         return given
 
 
 def for_pod(task: _TaskT, *, role: PodRole, root: Path, here: Digest) -> _TaskT:
-    """Return the task as the role carries it out, in a folder that nobody has used before.
+    """Return the task for the role, in an unused, empty folder `root`.
 
-    What servers run on and what a lab runs on never have one digest. The plan names the servers';
-    the operator compares the two fact by fact, in the evidence, so the lab takes its own.
-
-    Parameters
-    ----------
-    root
-        Empty folder.
-    here
-        Environment of this lab.
+    The servers' environment and the lab's environment `here` always have different digests. The
+    plan names the servers'. The operator compares the two fact by fact in the evidence, so the lab
+    uses its own.
 
     Raises
     ------
     UnreadableInput
-        If there is nothing to verify.
+        If there is no variant to verify.
     """
     plan = task.plan.model_copy(update={"environment": here})
     task = task.model_copy(update={"root": str(root), "plan": plan, "known": ()})
@@ -172,10 +149,10 @@ def for_pod(task: _TaskT, *, role: PodRole, root: Path, here: Digest) -> _TaskT:
 
 
 def _refused(task: LabTask) -> Iterator[EarlierRecord]:
-    """Yield what a pod could not compile, as if it had been found here: at the plan's shapes.
+    """Yield refusals of a compile pod as findings at the plan's shapes.
 
-    Only refusals of the contract and the compiler: whoever told them has measured nothing. The
-    worst that a lie can do here is that a variant is not tried.
+    Only refusals of the contract and the compiler are accepted, because that pod did not measure. A
+    false refusal can only prevent a variant from being tried.
     """
     plan = task.plan
     for each in task.refused:
@@ -193,7 +170,7 @@ def _refused(task: LabTask) -> Iterator[EarlierRecord]:
 
 
 def handed_of(task: LabTask) -> tuple[Solution, ...]:
-    """Return what a trusted pod measures: the task's variants of the plan's definition."""
+    """Return the variants for a trusted pod: the task's variants of the plan's definition."""
     plan = task.plan
     found = {
         each.digest: each

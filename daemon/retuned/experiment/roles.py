@@ -1,11 +1,8 @@
-"""The lab of a pod without an accelerator: compiles for one, and says what gates G1 and G2 refuse.
+"""Lab roles without measurements: compile without the device, or generate with a model.
 
-Nothing that was compiled leaves: whoever measures compiles from source, and believes nobody's
-binary. What leaves is what not to try.
-
-The lab of a pod that reaches a model: has variants written, and neither compiles nor runs them.
-
-A lab that measures nothing: what it finds are refusals, and candidates that somebody measures.
+A compile pod reports which candidates gates G1 and G2 refuse. Its binaries are not used: the
+measuring pod compiles from source. A generating pod writes variants, and neither compiles nor runs
+them. Their findings are refusals, or candidates for another pod to measure.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ from retuned.stages.verdict import Check, Status, judge
 
 
 class UnmeasuredLab(ABC):
-    """A `Bench` without wins: nothing is built for servers, and there is no evidence."""
+    """A `Bench` without wins, artifacts and evidence."""
 
     def __init__(self) -> None:
         self._stop = threading.Event()
@@ -48,27 +45,24 @@ class UnmeasuredLab(ABC):
         """Yield a finding per candidate; see `Bench.run`."""
 
     def build(self, solution: Solution) -> Path:
-        """Refuse: nothing that was not measured becomes an artifact.
+        """Refuse: a variant without measurements must not become an artifact.
 
         Raises
         ------
         UsageError
             Always.
         """
-        raise UsageError(f"{solution.name} was not measured here: there is no artifact of it")
+        raise UsageError(f"{solution.name} was not measured here and has no artifact")
 
     def evidence(self, digest: Digest) -> bytes | None:
-        """Return None: there are no numbers."""
         del digest
         return None
 
     def turns(self, plan: str) -> Sequence[Turn]:
-        """Return nothing: nobody's turn was counted."""
         del plan
         return ()
 
     def stop(self) -> None:
-        """End before the next candidate."""
         self._stop.set()
 
 
@@ -81,16 +75,10 @@ def unmeasured(
     seconds: float,
     definition: Digest,
 ) -> Finding:
-    """Judge a candidate by the few gates that were asked: it is refused, or nobody knows yet.
+    """Judge a candidate by the static gates: refused or ambiguous.
 
-    Parameters
-    ----------
-    checks
-        What the gates said.
-    detail
-        What to say of a candidate that none of them refused.
-    definition
-        Content of what it computes.
+    `detail` is the text for a candidate without a refusal. `definition` is the digest of its
+    definition.
     """
     verdict = judge(gather(solution.digest, plan.incumbent, checks=checks))
     if verdict.status is not Status.REJECT:
@@ -101,30 +89,17 @@ def unmeasured(
 log = logging.getLogger(__name__)
 
 AHEAD = 2
-"""So many times the candidates that a search may try are compiled: it chooses among them."""
+"""Compiled candidates per candidate that a search may try, so that it can choose."""
 TIME_SHARE = 0.5
-"""Part of the search's time that this may take; what is not reached is compiled by the search."""
+"""Share of the search's time for this role; the search compiles the rest."""
 
 
 class CompilingLab(UnmeasuredLab):
-    """Compiles what a search would try first, without measuring anything.
+    """Compiles the first candidates of a search, without measurements.
 
-    Parameters
-    ----------
-    root
-        Private folder for compiled code.
-    arch
-        What servers run on, as an `Environment` names it; empty where nobody knows.
-    subject
-        What is tuned.
-    incumbent
-        The variant in production.
-    written
-        Variants that somebody has written already; they come first.
-    generators
-        Those that need no measurement to begin, in the plan's order.
-    limits
-        Bounds of the compiler; None takes the language's.
+    `arch` is the servers' architecture, as an `Environment` names it; empty if unknown. `written`
+    holds variants that a model wrote; they come first. `generators` must not need measurements and
+    keep the plan's order. `limits` of None uses the language's.
     """
 
     def __init__(
@@ -148,15 +123,17 @@ class CompilingLab(UnmeasuredLab):
         self._limits = limits
 
     def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
-        """Yield what the two gates say of each candidate; nothing where it cannot be compiled here.
+        """Yield the two gates' result per candidate; empty if the language cannot be compiled here.
 
         Raises
         ------
         MissingDependency
-            If this machine has no compiler for what it is to compile.
+            If the required compiler is missing.
         """
         if not compiles_for(self._incumbent.language, self._arch):
-            log.warning("nothing here compiles for %s: the search does", self._arch or "nobody")
+            log.warning(
+                "no compiler for the target, the search compiles: arch=%s", self._arch or "unknown"
+            )
             return
         until = time.monotonic() + TIME_SHARE * plan.budget.max_seconds
         definition = definition_digest(self._subject.definition)
@@ -192,9 +169,9 @@ class CompilingLab(UnmeasuredLab):
         )
 
     def _candidates(self, plan: ExperimentPlan) -> Iterator[Solution]:
-        """Yield what was written, and then what each generator would try before anything is known.
+        """Yield written variants, then each generator's first candidates.
 
-        A generator that needs measurements, or breaks, has nothing to say here.
+        A generator that needs measurements, or fails, is skipped.
         """
         yield from self._written
         for make in self._generators:
@@ -206,24 +183,18 @@ class CompilingLab(UnmeasuredLab):
                     count=AHEAD * plan.budget.max_candidates,
                 )
             except (RetunedError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-                log.warning("a generator proposes nothing without measurements: %s", error)
+                log.warning("a generator was skipped, it needs measurements: %s", error)
             else:
                 yield from proposed
 
 
 _AT_A_TIME = 4
-"""Variants that are asked for before the next look at the time."""
 
 
 class GeneratingLab(UnmeasuredLab):
     """Asks one generator for variants until it has no more, or the plan's budget ends.
 
-    Parameters
-    ----------
-    subject
-        What is tuned.
-    generator
-        Who writes; None where nobody may be asked now.
+    `generator` is None if no model may be asked now.
     """
 
     def __init__(self, subject: KernelUnderTest, generator: Generator | None) -> None:
@@ -232,15 +203,15 @@ class GeneratingLab(UnmeasuredLab):
         self._generator = generator
 
     def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
-        """Yield a finding per variant, which says nothing of it but that it is there.
+        """Yield a finding per variant, which only states that the variant exists.
 
         Raises
         ------
         HarnessError
-            If there is none, because the model cannot be asked.
+            If the model cannot be asked.
         """
         if self._generator is None:
-            log.warning("no model is asked: the day's money is spent")
+            log.warning("variants not generated: the budget of the day is spent")
             return
         definition = self._subject.definition
         named, history = definition_digest(definition), list(known.values())
@@ -257,7 +228,7 @@ class GeneratingLab(UnmeasuredLab):
             except (Refused, TemporaryError, UnreadableInput) as error:
                 if not history:
                     raise HarnessError(f"the model wrote nothing: {error}") from error
-                log.warning("the model writes no more: %s", error)
+                log.warning("the model stopped writing variants: %s", error)
                 return
             if not written:
                 return
@@ -267,7 +238,7 @@ class GeneratingLab(UnmeasuredLab):
                     solution.model_copy(update={"trust": TrustClass.GENERATED}),
                     plan,
                     checks=(),
-                    detail="written, and looked at by nobody",
+                    detail="written, not checked",
                     seconds=took_s,
                     definition=named,
                 )

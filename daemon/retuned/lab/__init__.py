@@ -1,5 +1,5 @@
-"""What an experiment is made of: contract, compilers, harness, oracle and statistics.
+"""Lab parts of an experiment: contract, compilers, harness, oracle and statistics.
 
-The lab measures and never decides: decisions are ``retuned.stages.verdict``. Candidates run in
-killable children that hold neither the expected answers nor the verdict.
+The lab measures and does not decide: decisions are in ``retuned.stages.verdict``. Candidates run in
+killable children that hold neither the expected outputs nor the verdict.
 """

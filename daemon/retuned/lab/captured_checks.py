@@ -1,4 +1,4 @@
-"""Which captured inputs can be asked about: the oracle and the incumbent must answer them."""
+"""Captured input checks: the oracle and the incumbent must be able to run each sample."""
 
 from __future__ import annotations
 
@@ -14,26 +14,28 @@ log = logging.getLogger(__name__)
 
 
 def leave_out_unanswered(bay: LabResources) -> int:
-    """Take captured cells out of a bay that its incumbent or its oracle fails on; return how many.
+    """Remove captured cases on which the incumbent or the oracle fails; return how many.
 
-    They are a stranger's bytes: what ends the incumbent would end the experiment, and says nothing
-    about a candidate.
+    Captured bytes are untrusted. A sample that crashes the incumbent would end the experiment and
+    is not evidence about a candidate.
     """
     bad = {cell for cell in bay.cells if is_captured(cell.family) and not _answered(bay, cell)}
     for cell in bad:
-        log.warning("captured inputs at %s are left out: nobody answers them", dict(cell.axes))
+        log.warning(
+            "captured inputs skipped, the incumbent or the oracle fails: axes=%s", dict(cell.axes)
+        )
     bay.cells = tuple(cell for cell in bay.cells if cell not in bad)
     return len(bad)
 
 
 def _answered(bay: LabResources, cell: CaseKey) -> bool:
-    """Ask the incumbent in a child of its own, which may die of it."""
+    """Run the incumbent in a separate child, which may crash."""
     try:
         inputs = make_inputs(bay.subject, cell.axes, seed=0, family=cell.family)
         bay.subject.reference(inputs, cell.axes)
         with bay.runner(bay.incumbent) as runner:
             runner.run(inputs, cell.axes, timeout_s=bay.timeout_s)
     except (CandidateError, HarnessError, ArithmeticError, LookupError, ValueError) as error:
-        log.info("captured inputs at %s: %s", dict(cell.axes), error)
+        log.info("captured inputs failed: axes=%s: %s", dict(cell.axes), error)
         return False
     return True

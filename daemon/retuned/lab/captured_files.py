@@ -1,6 +1,6 @@
-"""Captured production inputs on disk: data of people and a stranger's bytes, checked when read.
+"""Captured production inputs on disk: private, untrusted data, checked when read.
 
-They lie in one folder per experiment that only its owner may read, and go away with the experiment.
+Each experiment has one folder that only its owner may read. It is removed with the experiment.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from retuned.runtime.schema import Refused
 log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 64 << 20
-"""Largest tensor that is read."""
 
 _MANIFEST = "inputs.json"
 
@@ -41,34 +40,25 @@ _PARTIAL = ".partial-"
 
 
 class _Tensor(Record):
-    """One tensor on disk."""
-
     name: Name
-    """Input."""
     file: Annotated[str, Field(pattern=r"^[0-9]{1,4}-[0-9]{1,3}\.bin$")]
-    """Its bytes, beside the manifest."""
     digest: Digest
-    """Of its bytes."""
 
 
 class _Sample(Record):
     """One launch on disk."""
 
     axes: dict[Name, Annotated[int, Field(ge=1, le=2**40)]]
-    """Lengths of the variable axes."""
     tensors: tuple[_Tensor, ...] = Field(max_length=64)
-    """Activations."""
 
 
 class _Manifest(Record):
-    """What lies in a folder."""
+    """Manifest of a folder."""
 
     definition: Name
-    """What the launches were of."""
     until: AwareDatetime | None = None
-    """When it must be gone; None where nobody said."""
+    """Time by which the folder must be deleted; None without a limit."""
     samples: tuple[_Sample, ...] = Field(max_length=1024)
-    """Launches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +66,9 @@ class Captured:
     """Activations of one launch, as arrays that fit the definition."""
 
     axes: Mapping[str, int]
-    """Lengths of the variable axes."""
     tensors: Mapping[str, Array]
     """By input; weights are missing."""
     digest: Digest
-    """Of names and bytes."""
 
 
 def write_captured(
@@ -90,9 +78,9 @@ def write_captured(
     *,
     until: datetime | None = None,
 ) -> None:
-    """Keep samples in a folder that only its owner may enter; what lay there is replaced.
+    """Write samples to a folder that only its owner may enter, replacing its contents.
 
-    All of it is there or nothing. `until` says when it must be gone; see `expiry_of`.
+    The write is atomic. `until` is the time by which it must be deleted; see `expiry_of`.
 
     Raises
     ------
@@ -110,16 +98,17 @@ def write_captured(
 
 
 def remove_unfinished(root: Path) -> int:
-    """Remove what a killed process has begun to write, and return how many; others' stays.
+    """Remove incomplete folders of killed processes, and return how many.
 
-    Half a folder says nothing of its end, so nothing else would ever remove it.
+    An incomplete folder has no expiry, so no other code would remove it. Folders that a live
+    process holds stay.
     """
     gone = 0
     for partial in root.glob(f"{_PARTIAL}*"):
         try:
             with _held(partial):
                 shutil.rmtree(partial)
-        except OSError:  # somebody writes it, or has just finished
+        except OSError:  # another process writes it, or has just finished
             continue
         gone += 1
     return gone
@@ -127,12 +116,12 @@ def remove_unfinished(root: Path) -> int:
 
 @contextlib.contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """Hold a folder's lock, which ends with the process whatever becomes of it.
+    """Hold a folder's lock, which is released when the process ends.
 
     Raises
     ------
     OSError
-        If somebody else has it, or there is no such folder.
+        If another process holds it, or the folder does not exist.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -143,7 +132,7 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 def expiry_of(folder: Path) -> datetime | None:
-    """Return when a folder must be gone; None where it does not say so."""
+    """Return when a folder must be deleted; None without a limit."""
     try:
         return _Manifest.model_validate_json(_read(folder / _MANIFEST)).until
     except (ValidationError, OSError):
@@ -173,12 +162,14 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def read_captured(folder: Path, definition: Definition) -> tuple[Captured, ...]:
-    """Read a folder; samples that do not fit the definition are left out, none where it is absent.
+    """Read a folder; samples that do not fit the definition are left out.
+
+    An absent folder has no samples.
 
     Raises
     ------
     UnreadableInput
-        If the folder's manifest, or a file that it names, is not as it was written.
+        If the manifest or one of its files was changed or damaged.
     """
     path = folder / _MANIFEST
     if not path.is_file():
@@ -241,10 +232,10 @@ def _verified(path: Path, digest: Digest) -> bytes:
 
 
 def is_valid(spec: TensorSpec, array: Array, lengths: Mapping[str, int]) -> bool:
-    """Whether numbers that mean something are within what the definition allows.
+    """Whether numbers with a rule are within the definition's bounds.
 
-    A place beyond its table would let the incumbent read what is not there. Whole numbers of 32 and
-    64 bits without a rule mean something that nobody has said.
+    An index beyond its table would let the incumbent read out of bounds. Integers of 32 and 64 bits
+    without a rule have an unknown meaning and are not valid.
     """
     rule = spec.values
     if is_float(array.dtype) or rule is None:

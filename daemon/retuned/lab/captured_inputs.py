@@ -1,7 +1,7 @@
-"""Captured production inputs as one more family of inputs.
+"""Captured production inputs as an additional family of inputs.
 
-They are the only inputs that have the distribution of production. They are also data of people:
-evidence keeps only their digests and a few statistics.
+They are the only inputs with the distribution of production. They may hold personal data, so
+evidence records only digests and a few statistics.
 """
 
 from __future__ import annotations
@@ -22,31 +22,21 @@ from retuned.lab.subject import Array, KernelUnderTest, make_inputs
 log = logging.getLogger(__name__)
 
 FOLDER = "captured"
-"""Folder below a lab's root, with one folder per plan."""
 
 FAMILY = "captured"
 """Name of the family; further samples of one shape are ``captured-2`` and so on."""
 
 MAX_CASES = 8
-"""Samples that one experiment asks every candidate about."""
 
 _FEW = 64
-"""Of fewer elements nothing is told: a mean of one number is that number."""
+"""With fewer elements no statistics are recorded: a mean of one number is that number."""
 
 _MOST_WORK = 4
-"""Samples of shapes so many times the largest workload are left out: the oracle is slow."""
+"""Samples this many times larger than the largest workload are left out: the oracle is slow."""
 
 
 class WithCaptured:
-    """A subject with one more family of inputs; see `KernelUnderTest`.
-
-    Parameters
-    ----------
-    subject
-        What is tuned.
-    captured
-        Launches of production.
-    """
+    """A subject with captured launches as an additional family; see `KernelUnderTest`."""
 
     def __init__(self, subject: KernelUnderTest, captured: Sequence[Captured]) -> None:
         self._subject = subject
@@ -60,37 +50,34 @@ class WithCaptured:
 
     @property
     def definition(self) -> Definition:
-        """What the kernel computes."""
         return self._subject.definition
 
     @property
     def families(self) -> tuple[str, ...]:
-        """Families that are made at any shape; captured ones are there at some shapes only."""
+        """Families that can be made at any shape; captured ones exist at some shapes only."""
         return self._subject.families
 
     def reference(self, inputs: dict[str, Array], axes: Mapping[str, int]) -> dict[str, Array]:
-        """Compute every output in float64."""
         return self._subject.reference(inputs, axes)
 
     def inputs(self, axes: Mapping[str, int], *, seed: int, family: str) -> dict[str, Array]:
-        """Make every input; of a captured family only the weights.
+        """Make every input; for a captured family only the weights are made.
 
         Raises
         ------
         ValueError
-            If nothing was captured at this shape.
+            If no sample was captured at this shape.
         """
         if not is_captured(family):
             return self._subject.inputs(axes, seed=seed, family=family)
         captured = self._captured.get((tuple(axes.items()), family))
         if captured is None:
-            raise ValueError(f"nothing captured of {dict(axes)}")
+            raise ValueError(f"no captured inputs at {dict(axes)}")
         ordinary = self._subject.families[0]
         made = make_inputs(self._subject, axes, seed=seed, family=ordinary)
         return {**made, **captured.tensors}
 
     def shapes(self, workloads: Sequence[Workload]) -> list[tuple[dict[str, int], str]]:
-        """Return shapes and families to ask candidates about, smallest first."""
         largest = max(math.prod(w.axes.values()) for w in workloads)
         found = [(dict(key), family) for key, family in self._captured]
         fitting = [each for each in found if math.prod(each[0].values()) <= _MOST_WORK * largest]
@@ -98,32 +85,31 @@ class WithCaptured:
         return fitting[:MAX_CASES]
 
     def summary(self, axes: Mapping[str, int], family: str) -> dict[str, Any]:
-        """Return what evidence keeps of one sample: its digest, and no number of it."""
+        """Return the evidence of one sample: its digest and statistics, without its numbers."""
         captured = self._captured[tuple(axes.items()), family]
         tensors = {name: _statistics(array) for name, array in captured.tensors.items()}
         return {"axes": dict(axes), "digest": captured.digest, "tensors": tensors}
 
 
 def with_captured(subject: KernelUnderTest, folder: Path) -> KernelUnderTest:
-    """Return a subject with what lies in a folder; as it is where nothing does that can be used."""
+    """Return a subject with the usable samples of a folder; unchanged if there are none."""
     try:
         found = read_captured(folder, subject.definition)
     except UnreadableInput as error:
-        log.error("an experiment goes on without captured inputs: %s", error)
+        log.error("captured inputs are not used: %s", error)
         return subject
     if not found:
         return subject
-    log.info("%d samples of captured inputs", len(found))
+    log.info("captured inputs loaded: samples=%d", len(found))
     return WithCaptured(subject, found)
 
 
 def is_captured(family: str) -> bool:
-    """Whether a family is of captured inputs."""
     return family == FAMILY or family.startswith(f"{FAMILY}-")
 
 
 def _statistics(array: Array) -> dict[str, float | int]:
-    """Return mean, deviation and shares of an array: nothing that one element decides."""
+    """Return mean, deviation and shares of an array; no single element decides any of them."""
     wide = array.astype(np.float64)
     finite = wide[np.isfinite(wide)]
     if finite.size < _FEW:

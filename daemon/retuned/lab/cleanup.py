@@ -1,4 +1,4 @@
-"""What a killed lab left behind, and what nobody asks for any more."""
+"""Cleanup of files left by killed labs and of files no longer needed."""
 
 from __future__ import annotations
 
@@ -18,21 +18,14 @@ _UNFINISHED = (
     "notes/*/.*.partial",
     "turns/*/.*.partial",
 )
-"""Places of work in progress below a lab's folder."""
 
 
 def sweep(root: Path, *, running: Collection[str] = ()) -> int:
-    """Remove work in progress of labs that are gone; return how many things were removed.
+    """Remove work in progress of labs that have ended; return how many things were removed.
 
-    Call it only while no lab works in the folder, such as at the daemon's start.
-
-    Parameters
-    ----------
-    root
-        The lab's folder; it need not exist.
-    running
-        Names of the notebooks of plans that will be resumed; their turns and captured inputs
-        are called the same.
+    Call it only while no lab works in `root`, for example at the daemon's start. `running` holds
+    notebook names of plans that will be resumed; their turns and captured inputs have the same
+    names.
     """
     kept = (*root.glob("notes/*"), *root.glob("turns/*"), *root.glob("captured/*"))
     notes = [path for path in kept if path.name not in running]
@@ -43,5 +36,5 @@ def sweep(root: Path, *, running: Collection[str] = ()) -> int:
         else:
             path.unlink(missing_ok=True)
     if left or notes:
-        log.info("removed %d leftovers of earlier experiments", len(left) + len(notes))
+        log.info("files of earlier experiments removed: count=%d", len(left) + len(notes))
     return len(left) + len(notes)

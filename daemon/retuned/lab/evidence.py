@@ -1,8 +1,6 @@
-"""From samples to the records that the judge reads. Pure.
+"""Evidence records: samples of the candidates of one plan, as input of the judge. Pure.
 
-What is known of the candidates of one plan, as the evidence that they are judged by.
-
-A contender's evidence document: written from what the gates said, kept under its digest.
+A contender's evidence document is written from the gates' results and stored under its digest.
 """
 
 from __future__ import annotations
@@ -51,21 +49,21 @@ from retuned.stages.verdict import (
 )
 
 Floor = Callable[[Mapping[str, int]], float]
-"""Time that no launch at these variable axes can beat, microseconds; 0 where unknown."""
+"""Time in us that no launch at these variable axes can beat; 0 where unknown."""
 _SHAPE_CONFIDENCE = 0.95
 _BOOTSTRAP_SEED = 20_250_101
 
 
 def search_interval(timed: Timed) -> Interval | None:
-    """Production-weighted speedup of a search; None where nothing was timed."""
+    """Production-weighted speedup of a search; None without timings."""
     weighted = combine(timed.samples) if timed.passed else None
     return weighted.interval(_SHAPE_CONFIDENCE) if weighted else None
 
 
 def search_shapes(timed: Timed | None, workloads: Sequence[Workload]) -> tuple[ShapeResult, ...]:
-    """Return what a search showed per shape: for generators, no evidence of anything.
+    """Return the search's speedup per shape: feedback for generators, not evidence.
 
-    Empty where it failed, or where a shape has too few blocks for an estimate.
+    It is empty if the search failed, or if a shape has too few blocks for an estimate.
     """
     if timed is None or not timed.passed:
         return ()
@@ -95,12 +93,12 @@ def final_timing(
     finalists: int,
     settings: JudgeSettings,
 ) -> Timing | None:
-    """Return what the judge may know of a re-measurement; None where shapes lack blocks.
+    """Return the re-measurement for the judge; None where shapes lack blocks.
 
-    `adjusted_p` is the Holm-adjusted p-value of this finalist over all shapes; parts of the shapes
-    are adjusted by the number of `finalists` times the number of parts (Bonferroni). Where there
-    are parts, the whole and the parts share the chance of a mistake in halves. Bounds and p-values
-    hold at whichever look the measuring ended.
+    `adjusted_p` is the Holm-adjusted p-value of this finalist over all shapes. Parts of the shapes
+    are adjusted by the number of `finalists` times the number of parts (Bonferroni). With parts,
+    the whole and the parts each get half of the error probability. Bounds and p-values hold at the
+    look at which the measurement ended.
     """
     units = _units(timed)
     shapes = [
@@ -137,12 +135,11 @@ def final_timing(
 
 
 def adjusted_p_values(finals: Sequence[Timed], settings: JudgeSettings) -> tuple[float, ...]:
-    """Holm-adjusted p-value of every finalist for "not faster by the required gain"."""
     return holm([p_value(timed, settings) for timed in finals])
 
 
 def p_value(timed: Timed, settings: JudgeSettings) -> float:
-    """p-value of one finalist over all shapes, before it is adjusted; 1 where nothing is known."""
+    """p-value of one finalist over all shapes, unadjusted; 1 if unknown."""
     weighted = combine(timed.samples) if timed.passed else None
     return _p(weighted, settings, units=_units(timed)) if weighted is not None else 1.0
 
@@ -157,7 +154,6 @@ def gather(
     timing: Timing | None = None,
     raw: Digest | None = None,
 ) -> Evidence:
-    """Put one candidate's evidence together."""
     return Evidence(
         candidate=candidate,
         incumbent=incumbent,
@@ -208,13 +204,13 @@ def _group(
     return GroupTiming(
         members=members,
         speedup=_cautious(weighted.anytime_interval(confidence, units=units), chosen, confidence),
-        # A part picked after the fact had as many chances as there are parts.
+        # A part selected after the measurement had as many chances as there are parts.
         p_value=adjusted_p if whole else min(1.0, family * own_p),
     )
 
 
 def _cautious(speedup: Interval, samples: Sequence[ShapeSamples], confidence: float) -> Interval:
-    """Take the lower of the anytime-valid bound and the bootstrap's, which sees skew."""
+    """Return the lower of the anytime-valid bound and the bootstrap's, which detects skew."""
     cost = sum(each.weight * float(np.median(each.incumbent_us)) for each in samples)
     saved, _, _ = bootstrap_saving(samples, confidence=confidence, seed=_BOOTSTRAP_SEED)
     lower = cost / (cost - saved) if saved < cost else speedup.lower
@@ -227,35 +223,26 @@ def _p(weighted: Estimate, settings: JudgeSettings, *, units: int) -> float:
 
 
 _DIGITS = 4
-"""Decimals of a microsecond that are kept: a tenth of a nanosecond, below any clock."""
+"""Recorded decimals of a microsecond: a tenth of a nanosecond, below any clock."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Contender:
-    """A candidate on its way through the gates."""
+    """A candidate and its results of the gates."""
 
     solution: Solution
-    """What is tried."""
     freeze: Freeze
-    """Gate G0."""
     variant: Variant | None
-    """Compiled; None where it did not come so far."""
     checks: list[Check]
-    """Answers of the gates so far."""
     spent_s: float = 0.0
-    """Wall time it cost so far."""
     search: Timed | None = None
-    """Timing of gate G5; None where it was not timed, or before an interruption."""
+    """Timing of gate G5; None if it was not timed, or timed before an interruption."""
     interval: Interval | None = None
-    """Production-weighted speedup of gate G5."""
     final: Timed | None = None
-    """Timing of gate G6."""
     chosen: bool = False
-    """Whether it was among the best of the search: measured from zero, if time allows."""
 
     @property
     def failed(self) -> bool:
-        """Whether a gate refused it."""
         return any(check.reason is not None for check in self.checks)
 
 
@@ -271,7 +258,6 @@ def write_document(
     finalists: int,
     written_at: datetime,
 ) -> EvidenceDocument:
-    """Put everything known of a contender into one document."""
     hold_out = contender.final.commitment if contender.final is not None else None
     seeds = [SeedCommitment(purpose="search", commitment=bay.seeds.commitment, after_freeze=False)]
     if hold_out is not None:
@@ -299,7 +285,6 @@ def write_document(
 
 
 def keep(root: Path, document: EvidenceDocument) -> Digest:
-    """Keep a document under the digest of its bytes, beside the artifacts."""
     data = document.model_dump_json().encode()
     digest = hashlib.sha256(data).hexdigest()
     folder = root / "evidence"
@@ -311,7 +296,6 @@ def keep(root: Path, document: EvidenceDocument) -> Digest:
 
 
 def raw_of(timed: Timed | None, workloads: Sequence[Workload]) -> RawTiming | None:
-    """Return every pair of a timing as it is kept; None where nothing was timed."""
     if timed is None or not timed.samples:
         return None
     axes = [dict(workloads[index].axes) for index in timed.shapes]
@@ -324,7 +308,6 @@ def raw_of(timed: Timed | None, workloads: Sequence[Workload]) -> RawTiming | No
 def ended_of(
     timed: Timed, workloads: Sequence[Workload], *, p_value: float, seconds: float
 ) -> Ended:
-    """Return a re-measurement as it is kept until it is judged."""
     return Ended(
         p_value=p_value,
         checks=timed.checks,
@@ -337,7 +320,6 @@ def ended_of(
 
 
 def timed_from(ended: Ended) -> Timed:
-    """Return a re-measurement as it was before it was kept."""
     raw = ended.raw or RawTiming(candidate=())
     return Timed(
         checks=ended.checks,
@@ -351,7 +333,6 @@ def timed_from(ended: Ended) -> Timed:
 
 
 def samples_from(rows: RawSamples) -> ShapeSamples:
-    """Return times as they are computed with."""
     return ShapeSamples(
         weight=rows.weight,
         incumbent_us=np.array(rows.incumbent_us),
@@ -373,19 +354,7 @@ def _samples(samples: ShapeSamples, axes: dict[str, int]) -> RawSamples:
 
 
 class Weighing:
-    """Evidence about the candidates of one plan.
-
-    Parameters
-    ----------
-    plan
-        Whose shapes weigh how much.
-    bay
-        Knows how fast a device could be at best.
-    incumbent
-        The variant in production.
-    settings
-        Thresholds of the decision.
-    """
+    """Evidence about the candidates of one plan."""
 
     def __init__(
         self,
@@ -403,16 +372,10 @@ class Weighing:
     def evidence(
         self, contender: Contender, *, adjusted_p: float = 1.0, finalists: int = 1
     ) -> Evidence:
-        """Return what is known of a contender, its re-measurement included where it passed.
+        """Return the evidence of a contender, its re-measurement included where it passed.
 
-        Parameters
-        ----------
-        contender
-            Anybody of the plan.
-        adjusted_p
-            Chance that the re-measurement misleads, adjusted for all finalists.
-        finalists
-            How many were measured together.
+        `adjusted_p` is the error probability of the re-measurement, adjusted for all `finalists`
+        that were measured together.
         """
         timing = None
         if contender.final is not None and contender.final.passed:
@@ -422,7 +385,7 @@ class Weighing:
         return self._gathered(contender, timing=timing)
 
     def is_decided(self, timed: Timed, contender: Contender, *, finalists: int) -> bool:
-        """Whether more samples would not change what is judged of a finalist."""
+        """Whether more samples would not change the verdict on a finalist."""
         # Before the others are measured Holm's adjustment can be at most this.
         adjusted = min(1.0, finalists * p_value(timed, self._settings))
         timing = self._timing(timed, contender, adjusted_p=adjusted, finalists=finalists)

@@ -1,6 +1,7 @@
-"""Does a document follow from its own raw pairs, and is it about the plan? Computed again. Pure.
+"""Evidence checks: whether a document follows from its raw pairs and matches the plan. Pure.
 
-May evidence be signed that a lab has written? Compared with what the lab said, and with itself.
+Before the daemon signs evidence of a lab, it recomputes the numbers and compares them with the
+document and with the finding.
 """
 
 from __future__ import annotations
@@ -34,16 +35,15 @@ from retuned.stages.verdict import (
 )
 
 _TOLERANCE = 1e-3
-"""Relative; raw pairs are kept to a tenth of a nanosecond."""
+"""Relative; raw pairs are stored to a tenth of a nanosecond."""
 _Measured = tuple[Mapping[str, int], float]
-"""Variable axes of a shape, and its weight."""
 
 
 def wrong_with_plan(document: EvidenceDocument, plan: ExperimentPlan) -> str | None:
-    """Say where a document is not about what the plan asked for; None if it is.
+    """Return how a document differs from the plan; None if it matches.
 
-    Shapes and weights must be the plan's own, in its order: a win at yesterday's weights, or with a
-    shape left out, is no win. Thresholds must be those of this installation.
+    Shapes and weights must equal the plan's, in its order: a win at old weights, or without a
+    shape, is not a win. Thresholds must be those of this installation.
     """
     if document.definition != plan.definition or document.freeze.definition != plan.definition:
         return f"it is about {document.definition}, the plan about {plan.definition}"
@@ -66,7 +66,7 @@ def _measured(rows: Sequence[RawSamples]) -> Sequence[_Measured]:
 
 
 def _wide(document: EvidenceDocument, plan: ExperimentPlan) -> str | None:
-    """Say where the guard of a promotion reaches beyond the lengths that the plan's shapes are."""
+    """Return how a promotion's guard exceeds the plan's shapes; None if it does not."""
     if document.verdict.status is not Status.PROMOTE:
         return None
     for axis, (low, high) in document.verdict.guard.bounds.items():
@@ -77,9 +77,9 @@ def _wide(document: EvidenceDocument, plan: ExperimentPlan) -> str | None:
 
 
 def wrong_with_raw(document: EvidenceDocument) -> str | None:
-    """Say which number does not follow from the raw pairs; None if all do.
+    """Return the number that does not follow from the raw pairs; None if all do.
 
-    A promotion must have raw pairs; what promotes nothing may have none.
+    A promotion must have raw pairs; other verdicts may have none.
     """
     named = document.evidence.raw
     if named is not None and named != raw_digest(document.search, document.final):
@@ -131,7 +131,7 @@ def _differences(said: Timing, again: Timing) -> Iterator[str]:
     counts = ("blocks", "pairs", "processes")
     for name in counts:
         if getattr(said, name) != getattr(again, name):
-            yield f"{name}: it says {getattr(said, name)}, there are {getattr(again, name)}"
+            yield f"{name}: the document has {getattr(said, name)}, computed {getattr(again, name)}"
     if not _same(said.noise_floor_ratio, again.noise_floor_ratio):
         yield f"noise floor: {said.noise_floor_ratio:.4f}, computed {again.noise_floor_ratio:.4f}"
     if len(said.shapes) != len(again.shapes) or len(said.groups) != len(again.groups):
@@ -163,17 +163,10 @@ def _same(left: float, right: float) -> bool:
 
 
 MAX_BYTES = 32 << 20
-"""Longest document that is signed; an envelope around it still can be read."""
+"""Largest document that is signed; its envelope must stay readable."""
 
 
 def claim_of(plan: ExperimentPlan, found: Finding, *, environment: Digest) -> Claim:
-    """Return what a finding says.
-
-    Parameters
-    ----------
-    environment
-        Where it was measured.
-    """
     return Claim(
         candidate=found.solution.digest,
         incumbent=plan.incumbent,
@@ -188,19 +181,10 @@ def claim_of(plan: ExperimentPlan, found: Finding, *, environment: Digest) -> Cl
 def wrong_with(
     raw: bytes, plan: ExperimentPlan, finding: Finding, *, environment: Digest | None
 ) -> Doubt | None:
-    """Say why a document is not signed; None if nothing speaks against it.
+    """Return why a document must not be signed; None if it passes every check.
 
-    Parameters
-    ----------
-    raw
-        The document, as the lab wrote it.
-    plan
-        What the lab was asked.
-    finding
-        What the lab said.
-    environment
-        Where it must have been measured; None takes the document's word, for who compares it with
-        the servers by other means.
+    `environment` is the required environment of the measurement. None accepts the document's, for
+    callers that compare it with the servers by other means.
     """
     if len(raw) > MAX_BYTES:
         return Doubt(fault=EvidenceFault.UNREADABLE, detail=f"{len(raw)} bytes are too many")
@@ -216,7 +200,7 @@ def wrong_with(
     verdict = finding.verdict
     wrong = wrong_with_plan(document, plan)
     if (document.verdict.status, document.verdict.reason) != (verdict.status, verdict.reason):
-        wrong = f"it says {document.verdict.reason}, the lab said {verdict.reason}"
+        wrong = f"the document has {document.verdict.reason}, the lab reported {verdict.reason}"
     wrong = wrong or wrong_with_raw(document)
     if wrong is not None:
         return Doubt(fault=EvidenceFault.CONTRADICTED, detail=wrong)
@@ -224,5 +208,5 @@ def wrong_with(
     doubt = doubt_of(document, claim_of(plan, finding, environment=place))
     if doubt is None or verdict.status is Status.PROMOTE:
         return doubt
-    # a rejection promotes nothing, so only what it is about and its own sense must hold
+    # a rejection promotes nothing: only its subject and its consistency are checked
     return contradiction_in(document) if doubt.fault is EvidenceFault.CONTRADICTED else doubt

@@ -1,8 +1,9 @@
-"""Takes one candidate through the gates and gathers evidence; decides nothing.
+"""Examiner of one candidate: it runs the gates and gathers evidence, without a decision.
 
-G1 contract, G2 compile and audit, G3 memory, G4 numerics, G5 search timing, G6 hold-out: fresh
-processes, new secret seeds, a clone of the incumbent in the same run, and a look after each process
-beyond the fewest: measuring ends when the caller says that it is decided, or when time is up.
+G1 contract, G2 compile and audit, G3 memory, G4 numerics, G5 search timing, G6 hold-out. G6 uses
+fresh processes, new secret seeds and a clone of the incumbent in the same run. After the minimum of
+processes, the caller is asked after each one whether the result is decided. Measurement ends then,
+or when time is up.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ from retuned.lab.subject import Array
 from retuned.stages.verdict import Check, Reason
 
 _FRESH, _LAUNCHES = 3, 3
-"""What a race decides may be fixed for a process: processes, and launches in each."""
+"""A race may resolve the same way for a whole process: processes, and launches in each."""
 
 _CLOCKS_EVERY = 4
-"""Clocks are compared in every process before the first look, and by this chance in later ones: a
-secret draw, and the question comes last."""
+"""After the first look, one process in this many compares clocks, on average.
+
+Before it, every process does. The draw is secret, and the comparison comes last.
+"""
 
 Pairs = list[list[tuple[int, float, float]]]
 """Per block: (other side, incumbent's us, other's us)."""
@@ -43,11 +46,8 @@ Pairs = list[list[tuple[int, float, float]]]
 
 @dataclass(slots=True)
 class _Blocks:
-    """What was timed at one shape."""
-
     pairs: Pairs = field(default_factory=list)
     processes: list[int] = field(default_factory=list)
-    """Of each block."""
 
     def add(self, pairs: Pairs, *, process: int) -> None:
         self.pairs += pairs
@@ -56,37 +56,28 @@ class _Blocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """What timing gave."""
-
     checks: tuple[Check, ...]
-    """The gate's answers."""
     samples: tuple[ShapeSamples, ...] = ()
     """Candidate against incumbent, one per shape in `shapes`."""
     clones: tuple[ShapeSamples, ...] = ()
     """Clone against incumbent, one per shape in `shapes`."""
     shapes: tuple[int, ...] = ()
-    """Positions in the plan's workloads."""
     processes: int = 0
-    """Fresh processes the samples come from."""
     looks: int = 1
-    """How often it was asked whether that is enough."""
     commitment: Digest | None = None
-    """Digest of the secret that its inputs and orders were drawn from; None if it is the bay's."""
 
     @property
     def passed(self) -> bool:
-        """Whether no check failed."""
         return all(check.reason is None for check in self.checks)
 
 
 class Examiner:
-    """The gates, carried out in a bay."""
+    """Runs the gates with the resources of one plan."""
 
     def __init__(self, bay: LabResources) -> None:
         self._bay = bay
 
     def admit(self, solution: Solution) -> tuple[Variant | None, tuple[Check, ...]]:
-        """Gates G1 and G2: contract, compile, audit."""
         return admitted(lambda: self._compiled(solution))
 
     def correct(self, variant: Variant, *, book: CaseCache | None = None) -> tuple[Check, ...]:
@@ -117,7 +108,6 @@ class Examiner:
         return tuple(checks)
 
     def _with_captured(self, check: Check) -> Check:
-        """Name the captured inputs that were asked about: digests and statistics, no numbers."""
         subject = self._bay.subject
         if not isinstance(subject, WithCaptured):
             return check
@@ -126,7 +116,7 @@ class Examiner:
         return check.model_copy(update={"figures": {**check.figures, "captured": told}})
 
     def search(self, variant: Variant) -> Timed:
-        """Gate G5: short paired timing, costliest shape first; the hopeless are stopped early."""
+        """Gate G5: short paired timing, costliest shape first; very slow candidates stop early."""
         bay = self._bay
         found: dict[int, ShapeSamples] = {}
         checks: list[Check] = []
@@ -154,15 +144,11 @@ class Examiner:
         decided: Callable[[Timed], bool] = lambda _timed: False,
         until_s: float = math.inf,
     ) -> Timed:
-        """Gate G6: everything from zero, in fresh processes, on new seeds, beside a clone.
+        """Gate G6: re-measure in fresh processes, on new seeds, beside a clone.
 
-        Parameters
-        ----------
-        decided
-            Looks at what was measured so far and says whether that is enough; asked after each
-            process once there are the fewest.
-        until_s
-            On the monotonic clock: no further process begins that would not end by then.
+        `decided` gets the measurements after each process, once the minimum is reached, and returns
+        whether they suffice. No process starts that could not end by `until_s`, on the monotonic
+        clock.
         """
         seeds = Seeds()
         result = Timed(checks=(self._hold_out(variant, seeds),), commitment=seeds.commitment)
@@ -193,7 +179,6 @@ class Examiner:
         before: Timed,
         process: int,
     ) -> Timed:
-        """Time all shapes in one more process, and add that to what there is."""
         bay, checks = self._bay, list(before.checks)
         try:
             with bay.duel([bay.incumbent, variant, bay.clone()]) as duel:
@@ -265,7 +250,7 @@ class Examiner:
         return found, check
 
     def _hold_out(self, variant: Variant, seeds: Seeds) -> Check:
-        """Correctness again on new seeds, and the same bits from more processes, several times."""
+        """Check correctness on new seeds, and bit equality over more processes, several times."""
         bay = self._bay
         with ExitStack() as stack:
             book = bay.open_book(seeds, stack)
@@ -297,7 +282,7 @@ class Examiner:
         )
 
     def _memory_cells(self) -> list[CaseKey]:
-        """Return the smallest shape's ordinary cell, and the smallest odd edge's."""
+        """Return the smallest shape's ordinary key, and the smallest odd edge's."""
         ordinary = self._bay.subject.families[0]
         cells = [cell for cell in self._bay.cells if cell.family == ordinary]
         odd = [cell for cell in cells[1:] if any(n % 2 and n > 1 for n in cell.axes.values())]

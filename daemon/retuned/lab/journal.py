@@ -1,10 +1,10 @@
-"""What a plan's candidates are and have shown so far, on disk: a resumed plan pays none twice.
+"""Journal of a plan's candidates and results on disk: a resumed plan repeats no work.
 
-Gate G0 writes here too: a candidate is frozen, with its origin, before anything tries it. Its
-freeze goes into its evidence, which is kept. Of measurements only what ranks candidates is noted.
-Finalists are measured from zero anyway, in fresh processes on new seeds, so nothing that was noted
-of a search decides a promotion. A re-measurement that ended is kept whole and judged as it is: an
-interruption is no second chance. One that began and did not end is counted.
+Gate G0 writes here: a candidate is frozen, with its origin, before any other gate. Its freeze
+becomes part of its evidence. Of search measurements only the ranking is recorded. Finalists are
+re-measured in fresh processes on new seeds, so a recorded search result never decides a promotion.
+A completed re-measurement is stored whole and judged as it is, because an interruption must not
+give a second chance. One that began and did not end is counted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 
 
 def notebook_name(plan: str) -> str:
-    """Name of a plan's folder of notes."""
     return digest_of(plan).removeprefix("sha256:")
 
 
@@ -33,61 +32,44 @@ class Note(Record):
     """A candidate that passed the gates up to the search."""
 
     solution: Solution
-    """What was tried."""
     checks: tuple[Check, ...]
-    """Answers of the gates."""
     interval: Interval | None
-    """Production-weighted speedup in the search."""
     spent_s: float = Field(ge=0.0)
-    """Wall time it cost."""
 
 
 class Ended(Record):
-    """What a re-measurement gave, whole: it is judged after an interruption, not repeated."""
+    """A complete re-measurement: it is judged after an interruption, not repeated."""
 
     p_value: float = Field(ge=0.0, le=1.0)
-    """Of "not faster", over all shapes, before it is adjusted."""
+    """Of "not faster", over all shapes, unadjusted."""
     checks: tuple[Check, ...]
-    """Answers of gate G6."""
     raw: RawTiming | None = None
     """Every pair; None where a check failed."""
     processes: int = Field(default=0, ge=0)
-    """Fresh processes the pairs come from."""
     looks: int = Field(default=1, ge=1)
-    """How often it was asked whether that is enough."""
     commitment: Digest | None = None
-    """Digest of the secret that inputs and orders were drawn from."""
     seconds: float = Field(default=0.0, ge=0.0)
-    """Wall time it cost."""
 
 
 class FinalNote(Record):
-    """A finalist: every re-measurement that began is a chance to be lucky, and is counted."""
+    """A finalist: every re-measurement that began is a chance of a false win, and is counted."""
 
     candidate: Digest
-    """Who was chosen."""
     begun: int = Field(default=0, ge=0)
-    """How often its re-measurement began."""
     ended: Ended | None = None
-    """What it gave; None while it has not ended."""
+    """Its result; None while it has not ended."""
 
 
 class Notebook:
-    """The notes of one plan.
-
-    Parameters
-    ----------
-    folder
-        Private to the lab; made on the first note.
-    """
+    """The notes of one plan, in a private `folder` that the first note creates."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def freeze(self, freeze: Freeze) -> Freeze:
-        """Write gate G0's record once and return it; the first one stands, whoever asks again.
+        """Write gate G0's record once and return it; later calls return the first one.
 
-        What comes back may name another author: who proposed it first is who proposed it.
+        The returned record may name another author: the first proposer.
 
         Raises
         ------
@@ -107,11 +89,10 @@ class Notebook:
         return freeze
 
     def frozen(self) -> int:
-        """Return how many candidates were frozen so far."""
         return sum(1 for _ in self._folder.glob("*.freeze")) if self._folder.is_dir() else 0
 
     def write(self, note: Note) -> None:
-        """Keep a note; a kill leaves all of it or nothing."""
+        """Store a note atomically."""
         self._folder.mkdir(parents=True, exist_ok=True)
         name = note.solution.digest.removeprefix("sha256:")
         partial = self._folder / f".{name}.partial"
@@ -119,13 +100,13 @@ class Notebook:
         partial.replace(self._folder / f"{name}.json")
 
     def read(self) -> Iterator[Note]:
-        """Yield what was noted, oldest first; one that cannot be read is paid again."""
+        """Yield the notes, oldest first; unreadable notes are skipped."""
         paths = self._folder.glob("*.json") if self._folder.is_dir() else ()
         for path in sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.name)):
             try:
                 yield Note.model_validate_json(path.read_bytes())
             except (OSError, ValidationError) as error:
-                log.warning("a note of an interrupted experiment is unreadable: %s", error)
+                log.warning("unreadable note of an interrupted experiment skipped: %s", error)
 
     def finals(self) -> dict[Digest, FinalNote]:
         """Return the finalists of this run and of interrupted ones, by digest.
@@ -133,7 +114,7 @@ class Notebook:
         Raises
         ------
         HarnessError
-            If one cannot be read: nobody knows then how often luck was tried.
+            If one cannot be read: the number of tries is then unknown.
         """
         found = {}
         for path in sorted(self._folder.glob("*.final")) if self._folder.is_dir() else ():
@@ -146,7 +127,7 @@ class Notebook:
         return found
 
     def write_final(self, note: FinalNote) -> None:
-        """Keep how far a finalist has come; on disk before it is measured."""
+        """Store the state of a finalist, before it is measured."""
         self._folder.mkdir(parents=True, exist_ok=True)
         name = note.candidate.removeprefix("sha256:")
         partial = self._folder / f".{name}.final.partial"
@@ -157,7 +138,6 @@ class Notebook:
         partial.replace(self._folder / f"{name}.final")
 
     def close(self) -> None:
-        """Forget everything: the plan has come to its end."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _path(self, candidate: Digest) -> Path:
@@ -165,7 +145,7 @@ class Notebook:
 
 
 def _read_freeze(path: Path) -> Freeze | None:
-    """Return the freeze that is there; it was written whole or not at all."""
+    """Return the stored freeze, which was written atomically."""
     try:
         return Freeze.model_validate_json(path.read_bytes())
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""Element types as NumPy knows them, bfloat16 and the 8-bit floats among them.
+"""Number formats in NumPy, including bfloat16 and the 8-bit floats.
 
-NumPy itself has neither. `ml_dtypes` adds them as types of kind ``V`` with casts, comparisons and
-``isnan``, so that nobody may ask such an array for ``kind == "f"`` or its type for
-``numpy.finfo``: this module answers instead. Casts to float64 are exact for all of them.
+NumPy supports neither. `ml_dtypes` adds them as types of kind ``V`` with casts, comparisons and
+``isnan``. Code must therefore not test ``kind == "f"`` or use ``numpy.finfo``, but the functions of
+this module. Casts to float64 are exact for all of them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ NUMPY: Mapping[DType, np.dtype[Any]] = {
     DType.UINT8: np.dtype(np.uint8),
     DType.BOOL: np.dtype(np.bool_),
 }
-"""NumPy's type of every element type of the contract."""
 
 _COARSER_BITS: Mapping[np.dtype[Any], int] = {
     NUMPY[DType.FLOAT64]: 24,
@@ -43,20 +42,17 @@ _COARSER_BITS: Mapping[np.dtype[Any], int] = {
     NUMPY[DType.FLOAT8_E4M3FN]: 2,
     NUMPY[DType.FLOAT8_E4M3FNUZ]: 2,
 }
-"""Significant bits of the next lower class that matrix units offer: float64 to float32, float32 to
-bfloat16, both halves to float8, float8 to the 4-bit float."""
+"""Significant bits of the next lower precision class that matrix units offer.
+
+float64 to float32, float32 to bfloat16, both halves to float8, float8 to the 4-bit float.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a floating-point type can hold."""
-
     eps: float
-    """Distance from 1 to the next larger number."""
     smallest: float
-    """Smallest number above zero, denormal where there are such."""
     largest: float
-    """Largest finite number."""
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
@@ -92,7 +88,7 @@ def widened(array: Array) -> Array:
 
 
 def rounded(values: Array, dtype: np.dtype[Any]) -> Array:
-    """Return float64 numbers as the nearest of another type, again in float64.
+    """Round float64 numbers to the nearest of another type, and return them in float64.
 
     Numbers beyond the largest become infinite, or NaN where the type has no infinity.
     """
@@ -103,7 +99,7 @@ def rounded(values: Array, dtype: np.dtype[Any]) -> Array:
 def coarsened(array: Array) -> Array:
     """Round numbers to the significant bits of the next lower precision class, in their own type.
 
-    The range of the exponent is kept: what is imitated is lost precision, and not overflow.
+    The range of the exponent is kept: the rounding imitates lost precision, not overflow.
 
     Examples
     --------

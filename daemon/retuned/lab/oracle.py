@@ -1,13 +1,13 @@
-"""Numerical acceptance: is the candidate as right as the incumbent, measured against float64?
+"""Numerical oracle: whether a candidate is as accurate as the incumbent, against float64.
 
-Absolute tolerances forgive: one element 5 % off passes the usual 99 % rule, and positive uniform
-inputs hide accumulators of half the precision. So the yardstick is the incumbent's own error
-against float64, and no element is forgiven. Two allowances are made, both far below one lost
-precision class: the rounding of the output itself, in its own type, and the random walk of float32
-rounding over the reduced elements, because another order of summation is not an error.
+Absolute tolerances miss errors: one element 5 % off passes the usual 99 % rule, and positive
+uniform inputs hide accumulators of half the precision. So the bound is the incumbent's own error
+against float64, and it applies to every element. Two allowances are made, both far below one lost
+precision class. One is the rounding of the output in its own type. The other is the random walk of
+float32 rounding over the reduced elements, because another order of summation is not an error.
 
-Where a number is too large for an output type without infinities (the 8-bit floats), saturating and
-becoming NaN are both in use: there the incumbent's behaviour is what is asked for.
+Where a number is too large for an output type without infinities (the 8-bit floats), both
+saturation and NaN are common. There the candidate must do what the incumbent does.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from retuned.stages.verdict import Reason
 
 _EPS32 = float(np.finfo(np.float32).eps)
 _NEAR_HALF = 1e-3
-"""Integers that were rounded from a real number may go either way so near to a half."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """How much worse than the incumbent is still the same answer."""
+    """Allowed error relative to the incumbent."""
 
     rms_ratio: float = 1.5
     """Root mean square of the error, candidate over incumbent."""
@@ -40,30 +39,36 @@ class Tolerance:
     max_ulps: float = 1.0
     """Added to the other bounds, in units in the last place of the output's largest value."""
     walk: float = 1.0
-    """Added to the rms bound, times eps(float32) * sqrt(reduced elements) * output's rms; half as
-    much again of it to the others, with the peak in place of the rms. A sequential float32 sum errs
-    by 0.2 to 0.3 in this unit; a sum shared by a whole row (softmax, norms) errs alike in all of
-    the row, so one draw must be allowed its tail. The next lower precision errs by 1000 or more."""
+    """Added to the rms bound, times eps(float32) * sqrt(reduced elements) * output's rms.
+
+    The other bounds get half as much again, with the peak in place of the rms. A sequential float32
+    sum errs by 0.2 to 0.3 in this unit. A sum shared by a whole row (softmax, norms) errs alike in
+    all of the row, so the bound covers the tail of one draw. The next lower precision errs by 1000
+    or more.
+    """
     degraded_ratio: float = 0.5
-    """Of the rms error that inputs of the next lower precision class cause, what a candidate must
-    stay below; asked only where the incumbent does so clearly."""
+    """Maximum of a candidate's rms error, relative to the error of lower-precision inputs.
+
+    It is checked only where the incumbent is clearly below it.
+    """
     row_min: int = 32
     """Rows shorter than this are too few numbers for a statistic; the maximum covers them."""
     batch_invariant: bool = True
-    """Refuse a variant whose rows get other bits in a batch of another size, where the incumbent's
-    do not: what a server keeps today, whether it promises it or not, no swap takes away."""
+    """Refuse a variant whose rows depend on the batch size if the incumbent's do not.
+
+    A swap must not remove a property that a server has today, even if the server does not promise
+    it.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """One output compared."""
+    """Comparison of one output."""
 
     reason: Reason | None
-    """None where it is accepted."""
     error_ratio: float
     """Largest error, candidate over incumbent plus one unit in the last place."""
     detail: str = ""
-    """One sentence with the numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +88,9 @@ class _Errors:
 
 
 def reduced_elements(definition: Definition, lengths: dict[str, int]) -> int:
-    """Return how many numbers may flow into one output element, as far as the shapes tell.
+    """Return how many numbers may flow into one output element, according to the shapes.
 
-    Axes of inputs that no output has are summed over; a definition without such axes (softmax,
+    Axes of inputs that no output has are summed over. A definition without such axes (softmax,
     norms) reduces over its innermost axis at most.
     """
     kept = {axis for spec in definition.outputs.values() for axis in spec.shape}
@@ -107,19 +112,9 @@ def compare(
 ) -> Judged:
     """Compare one output of candidate and incumbent against the float64 reference.
 
-    Parameters
-    ----------
-    candidate, incumbent
-        Same shape and dtype.
-    reference
-        Same shape, float64.
-    depth
-        Numbers that flow into one element; see `reduced_elements`.
-    tolerance
-        How much worse is the same answer.
-    degraded_rms
-        See `rms_error`: of the reference on inputs of the next lower precision class; 0 where
-        unknown.
+    All three have the same shape. `depth` is the count of numbers that flow into one element; see
+    `reduced_elements`. `degraded_rms` is the `rms_error` of the reference on inputs of the next
+    lower precision class; 0 where unknown.
     """
     tolerance = tolerance or Tolerance()
     if candidate.dtype.kind in "iub":
@@ -145,10 +140,11 @@ def compare(
 def allowed_difference(
     incumbent: Array, *, reference: Array, depth: int, tolerance: Tolerance
 ) -> float | None:
-    """Return how far an accepted variant may be from the incumbent, rms over the output's rms.
+    """Return the largest rms difference of an accepted variant from the incumbent.
 
-    Both may err, the variant by what `compare` allows. None where that says nothing: integers,
-    outputs that are zero or not finite, and errors as large as the output.
+    It is relative to the output's rms. Both may err, the variant by what `compare` allows. None if
+    there is no useful bound: integers, outputs that are zero or not finite, and errors as large as
+    the output.
     """
     if incumbent.dtype.kind in "iub":
         return None
@@ -167,7 +163,6 @@ def allowed_difference(
 def _rms_bound(
     own: float, scale: float, limits: Limits, *, walk: float, tolerance: Tolerance
 ) -> float:
-    """Return the rms error that a variant may have beside an incumbent's own."""
     rounding = tolerance.rms_ulps * _ulp(scale, limits)
     return tolerance.rms_ratio * own + rounding + walk * scale
 
@@ -187,7 +182,7 @@ def bit_equal(left: Array, right: Array) -> bool:
 def exact_mismatch(candidate: Array, incumbent: Array, *, reference: Array) -> Judged | None:
     """Judge a probe whose every intermediate is an integer: no order of summation rounds.
 
-    None where the incumbent itself is not exact, so that the probe says nothing.
+    None if the incumbent itself is not exact, because the probe then proves nothing.
     """
     exact = rounded(reference, candidate.dtype)
     if not bool((widened(incumbent) == exact).all()):
@@ -203,7 +198,7 @@ def exact_mismatch(candidate: Array, incumbent: Array, *, reference: Array) -> J
 
 
 def _compare_integers(candidate: Array, reference: Array) -> Judged:
-    """Equal to the reference rounded; where that is almost a half, either neighbour."""
+    """Require the rounded reference; near a half, either neighbour is allowed."""
     with np.errstate(invalid="ignore"):
         slack = np.minimum(_NEAR_HALF, 8.0 * _EPS32 * np.abs(reference))
         wrong = int((~(np.abs(widened(candidate) - reference) <= 0.5 + slack)).sum())
@@ -214,9 +209,9 @@ def _compare_integers(candidate: Array, reference: Array) -> Judged:
 
 
 def _parity(ours: Array, theirs: Array, nearest: Array, beyond: Array) -> Judged | None:
-    """NaN and signed infinities must lie where the incumbent's, or else the reference's, lie.
+    """Require NaN and signed infinities where the incumbent, or else the reference, has them.
 
-    What the type cannot hold must be what the incumbent made of it.
+    Numbers that the type cannot hold must become what the incumbent made of them.
     """
     kind = _class_of(ours)
     same_as_incumbent = kind == _class_of(theirs)
@@ -266,7 +261,7 @@ def _accept(errors: _Errors, tolerance: Tolerance, degraded_rms: float) -> Judge
 
 
 def _worst_row(errors: _Errors, tolerance: Tolerance) -> str:
-    """Find a single bad row, which good ones must not average away."""
+    """Find a single bad row, which an average over good rows would hide."""
     reference = errors.reference
     if reference.ndim < 2 or reference.shape[-1] < tolerance.row_min or reference.size == 0:
         return ""

@@ -1,4 +1,4 @@
-"""A time that no kernel can beat, so that a broken clock or a skipped launch shows itself."""
+"""Physical lower bounds of a launch time, which expose a broken clock or a skipped launch."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from retuned.contract import Definition, ValueLike
 from retuned.lab.subject import numpy_dtype, shape_of
 
 _BYTES_PER_US = 512_000.0
-"""One core's loads from its nearest cache: 128 bytes a cycle at 4 GHz; none today does more."""
+"""One core's loads from its nearest cache: 128 bytes a cycle at 4 GHz, above today's cores."""
 
 
 def floor_us(definition: Definition, axes: Mapping[str, int], *, parts: int) -> float:
-    """Lower bound of one launch, microseconds: every tensor is touched once at first-level speed.
+    """Lower bound of one launch in us: every tensor is touched once at first-level speed.
 
-    Far below what is reachable for tensors that lie in memory; it is a bound, not a roofline.
+    It is a bound, not a roofline: far below what tensors in memory allow.
     """
     return _moved_bytes(definition, axes) / (_BYTES_PER_US * parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """What a GPU reaches at best."""
+    """Peak rates of a GPU."""
 
     gbytes_per_s: float
     """From its memory, 1e9 bytes a second."""
     gflops: float
     """Float32 outside matrix units, 1e9 a second."""
     cache_bytes: int
-    """Last-level cache, where the device's properties do not tell of it."""
+    """Last-level cache, where the device's properties do not report it."""
 
 
 GPU_PEAKS: Mapping[str, Peak] = {
@@ -45,7 +45,7 @@ GPU_PEAKS: Mapping[str, Peak] = {
     "gfx942": Peak(gbytes_per_s=5_300.0, gflops=163_400.0, cache_bytes=256 * 2**20),
     "gfx950": Peak(gbytes_per_s=8_000.0, gflops=157_300.0, cache_bytes=256 * 2**20),
 }
-"""By architecture; not found means unknown."""
+"""By architecture; unknown if absent."""
 _SAME_ARCH = 1.5
 """Devices of one architecture differ this much in bandwidth (H100 3.35 TB/s, H200 4.8 TB/s)."""
 _ON_CHIP = 20.0
@@ -55,10 +55,10 @@ _ON_CHIP = 20.0
 def gpu_floor_us(
     definition: Definition, axes: Mapping[str, int], *, arch: str, cache: int
 ) -> float:
-    """Lower bound of one launch on a GPU, microseconds; 0 where the architecture is unknown.
+    """Lower bound of one launch on a GPU in us; 0 if the architecture is unknown.
 
-    Every byte is touched once at on-chip speed, and what does not fit the last-level cache comes
-    from memory: calls rotate through sets of buffers, and caches are flushed between them.
+    Every byte is touched once at on-chip speed. Bytes that do not fit the last-level cache come
+    from memory, because calls rotate through sets of buffers and caches are flushed between them.
     """
     peak = GPU_PEAKS.get(arch)
     if peak is None:
@@ -72,7 +72,8 @@ def gpu_floor_us(
 def _moved_bytes(definition: Definition, axes: Mapping[str, int]) -> int:
     """Bytes that every launch must touch.
 
-    Of a table that is looked into, and of what is updated in place, none for certain.
+    Lookup tables and outputs that are updated in place count 0, because a launch may touch none of
+    them.
     """
     lengths = definition.lengths(axes)
     looked_into = chosen_axes(definition)
@@ -87,10 +88,10 @@ def _moved_bytes(definition: Definition, axes: Mapping[str, int]) -> int:
 
 
 def chosen_axes(definition: Definition) -> frozenset[str]:
-    """Return the axes along which an input's numbers choose what is read.
+    """Return the axes along which an input's numbers choose the data that is read.
 
-    An index up to ``C - 1`` chooses among C rows, and offsets share out their own axis. A launch
-    may read one row of such a tensor or all of it, so that its size bounds nothing.
+    An index up to ``C - 1`` chooses among C rows, and offsets divide their own axis. A launch may
+    read one row of such a tensor or all of it, so its size is not a bound.
     """
     found: set[str] = set()
     for spec in definition.inputs.values():

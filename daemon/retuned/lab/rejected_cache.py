@@ -1,10 +1,10 @@
-"""What earlier experiments rejected is not measured again: bad news is paid for once. Pure.
+"""Rejection cache: rejections of earlier experiments are not measured again. Pure.
 
-A rejection holds for the same source, but for comments and layout, with the same parameters, on the
-same definition by content, in the same environment, where every shape that it failed at is asked
-about again. What was said relative to the incumbent holds beside the same incumbent; what was said
-about speed, besides, at nearly the same mix of shapes. What the machine may have caused (a
-time-out, a clock that stepped, memory that was short) holds never. A win is always measured anew.
+A rejection applies to the same source except for comments and layout, with the same parameters, on
+the same definition by content, in the same environment. The experiment must include every shape at
+which it failed. Verdicts relative to the incumbent also need the same incumbent. Verdicts on speed
+also need nearly the same mix of shapes. Failures that the machine may have caused (a time-out, a
+clock that stepped, short memory) never apply. Wins are always measured again.
 """
 
 from __future__ import annotations
@@ -20,28 +20,25 @@ from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.verdict import Reason, Status
 
 _PASSING = frozenset({Reason.TIMED_OUT, Reason.CLOCKS_DISAGREE, Reason.OUT_OF_MEMORY})
-"""The machine's mood may have been the cause."""
+"""The machine's state may have been the cause."""
 _SPEED = frozenset({Reason.SLOWER, Reason.NOT_FASTER_ENOUGH, Reason.LOST_SEARCH})
-"""What holds at the same incumbent and the same mix."""
 _RELATIVE = _SPEED | {Reason.WRONG_OUTPUT, Reason.NAN_MISMATCH, Reason.ROW_DEPENDENT}
-"""What was said relative to the incumbent."""
 _SAME_SHARE = 0.05
-"""Most that the share of a shape may have moved for a slow candidate to be slow still."""
+"""Largest change of a shape's share for which a speed verdict stays valid."""
 _COMMENT = re.compile(
     r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|//[^\n]*|/\*.*?\*/', flags=re.DOTALL
 )
 
 Remembered = Mapping[Digest, Finding]
-"""Rejections that hold, by `sameness`."""
 
 
 def definition_digest(definition: Definition) -> Digest:
-    """Name what is computed by its content: a user may change a definition and keep its name."""
+    """Identify a definition by its content: a user may change it and keep its name."""
     return digest_of(definition.model_dump(mode="json"))
 
 
 def sameness(solution: Solution) -> Digest:
-    """Name a candidate by what decides what runs, but for comments and layout of its sources.
+    """Identify a candidate by what decides its execution, without comments and layout.
 
     Examples
     --------
@@ -72,16 +69,9 @@ def plain(source: str, language: Language) -> str:
 def remembered(
     earlier: Sequence[Earlier], plan: ExperimentPlan, *, definition: Digest
 ) -> Remembered:
-    """Return the rejections of earlier experiments that hold in this one.
+    """Return the rejections of `earlier` experiments that apply to `plan`.
 
-    Parameters
-    ----------
-    earlier
-        What other experiments found.
-    plan
-        This one.
-    definition
-        Content of what is tuned; see `definition_digest`.
+    `definition` is the digest from `definition_digest`.
     """
     return {
         sameness(each.finding.solution): each.finding
@@ -94,7 +84,7 @@ def _holds(each: Earlier, plan: ExperimentPlan, definition: Digest) -> bool:
     found, verdict = each.finding, each.finding.verdict
     if verdict.status is not Status.REJECT or verdict.reason in _PASSING:
         return False
-    if verdict.gate == "G0":  # that was about where it came from, not about what it does
+    if verdict.gate == "G0":  # a refusal of its origin, not of its behaviour
         return False
     if found.solution.definition != plan.definition or found.definition != definition:
         return False
@@ -113,7 +103,7 @@ def _holds(each: Earlier, plan: ExperimentPlan, definition: Digest) -> bool:
 
 
 def _shares(workloads: Sequence[Workload]) -> dict[tuple[tuple[str, int], ...], float]:
-    """Share of each shape in the launches; equal shares where nothing has a weight."""
+    """Share of each shape in the launches; equal shares if no shape has a weight."""
     total = sum(each.weight for each in workloads)
     return {
         tuple(sorted(each.axes.items())): each.weight / total if total > 0.0 else 1.0

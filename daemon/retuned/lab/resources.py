@@ -1,4 +1,4 @@
-"""Children, memory and inputs for one plan: what the gates of the examiner are carried out with."""
+"""Lab resources of one plan: children, memory and inputs for the gates."""
 
 from __future__ import annotations
 
@@ -31,60 +31,42 @@ _ARENA_MAX_BYTES = 8 * 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabSettings:
-    """How much is measured; thresholds of the decision are `JudgeSettings`."""
+    """Amount of measurement; thresholds of the decision are `JudgeSettings`."""
 
     search_s: float = 0.8
-    """Timing of one candidate in the search."""
     search_blocks: int = 5
-    """Blocks per shape in the search."""
     hopeless_ratio: float = 1 / 3
     """A candidate this slow on the costliest shape is not timed further."""
     final_s: float = 5.0
-    """Timing of one finalist until the first look."""
     final_blocks: int = 12
-    """Blocks per shape of a finalist at the first look; a further process adds its part of them."""
+    """Blocks per shape at the first look; a further process adds its part of them."""
     final_units: int = 2
     """Least ABBA units of candidate and incumbent per block of a finalist; two pairs each."""
     processes: int = 8
-    """Fresh processes per finalist before anybody looks; with fewer than six no bound of 99 % is
-    finite, and with fewer than eight no part of the shapes can win against the whole."""
+    """Fresh processes per finalist before the first look.
+
+    With fewer than six no bound of 99 % is finite. With fewer than eight no part of the shapes can
+    win against the whole.
+    """
     most_processes: int = 24
-    """Most of them, where looking does not decide sooner and there is time."""
+    """Maximum of processes, if looks do not decide sooner and time allows."""
     launch_timeout_s: float | None = None
-    """Bound of one launch, beyond twenty times the incumbent's time; None takes the language's."""
+    """Bound of one launch, beyond twenty times the incumbent's time; None uses the language's."""
     compile: CompileLimits | None = None
-    """Bounds of the compiler; None takes the language's."""
     child: ChildLimits | None = None
-    """Bounds of the children; None takes the language's."""
     tolerance: Tolerance = field(default_factory=Tolerance)
-    """Numerical acceptance."""
 
 
 class LabResources:
-    """One plan's incumbent, its answers, and the means to run others beside it.
+    """One plan's incumbent, its outputs, and the resources to run variants beside it.
 
-    Parameters
-    ----------
-    subject
-        What is tuned.
-    workloads
-        Weighted shapes.
-    incumbent
-        The variant in production.
-    folder
-        Private folder; compiled objects are kept in it.
-    cores
-        Cores the children may use; empty means all.
-    settings
-        How much is measured.
-    toolchain
-        Compiles and runs variants; None takes that of the incumbent's language.
+    Compiled objects are stored in `folder`, which is private. Empty `cores` means all. `toolchain`
+    of None uses the one of the incumbent's language.
 
     Raises
     ------
     HarnessError
-        If the incumbent itself does not compile or run, or the definition's answers do not vary:
-        nothing can be concluded then.
+        If the incumbent does not compile or run, or the definition's outputs do not vary.
     """
 
     def __init__(
@@ -101,7 +83,7 @@ class LabResources:
         self.subject = subject
         self.toolchain = toolchain or toolchain_for(incumbent.language)
         self.production = incumbent
-        """What it is compared with, as it was given."""
+        """The given incumbent, which candidates are compared with."""
         self.workloads = tuple(workloads)
         self.settings = settings or LabSettings()
         self.cells = _possible(subject, workloads)
@@ -126,31 +108,21 @@ class LabResources:
             raise
 
     def _require_agreement(self) -> None:
-        """Ask incumbent and reference about the smallest workload."""
         ordinary = [cell for cell in self.cells if cell.family == self.subject.families[0]]
         if ordinary:
             cell = min(ordinary, key=lambda each: math.prod(each.axes.values()))
             require_agreement(self.book.case(cell), name=self.subject.definition.name)
 
     def close(self) -> None:
-        """End the children and give the memory back."""
         self._stack.close()
 
     @property
     def timeout_s(self) -> float:
-        """Bound of one launch."""
         own_s = self.settings.launch_timeout_s
         base_s = self.toolchain.pace.launch_timeout_s if own_s is None else own_s
         return base_s + 20.0 * self._slowest_us / 1e6
 
     def compiled(self, solution: Solution) -> Variant:
-        """Compile and audit.
-
-        Raises
-        ------
-        CandidateError
-            As `Toolchain.build`.
-        """
         return self.toolchain.build(
             solution,
             self.subject.definition,
@@ -161,7 +133,6 @@ class LabResources:
 
     @property
     def isolation(self) -> Isolation:
-        """What stands between candidates and this machine, and what is missing of it."""
         program, walls = self.toolchain.program, isolation()
         missing = [*walls.missing]
         if not self._confined and walls.system_calls:
@@ -192,19 +163,12 @@ class LabResources:
         return clone_of(self.incumbent)
 
     def open_book(self, seeds: Seeds, stack: ExitStack) -> CaseCache:
-        """Open a book of cases whose incumbent lives in its own child until `stack` closes."""
+        """Open a book of cases whose incumbent runs in a separate child until `stack` closes."""
         runner = stack.enter_context(self.runner(self.incumbent))
         self._confined = runner.confined
         return CaseCache(self.subject, incumbent=runner, seeds=seeds)
 
     def case(self, book: CaseCache, cell: CaseKey) -> Case:
-        """Return a case.
-
-        Raises
-        ------
-        HarnessError
-            If the incumbent fails on it.
-        """
         try:
             return book.case(cell)
         except CandidateError as error:
@@ -212,7 +176,6 @@ class LabResources:
 
     @contextmanager
     def runner(self, variant: Variant) -> Iterator[Runner]:
-        """Open a fresh child with one variant."""
         lend_tools(self.incumbent, variant)
         definition = self.subject.definition
         size = max(
@@ -241,7 +204,6 @@ class LabResources:
 
     @contextmanager
     def duel(self, sides: Sequence[Variant]) -> Iterator[Duel]:
-        """Open a fresh child with several variants, to be timed against each other."""
         definition = self.subject.definition
         size = max(
             duel_bytes(definition, workload.axes, sides, sets=SETS) for workload in self.workloads
@@ -266,7 +228,7 @@ class LabResources:
             )
 
     def sets(self, index: int, seeds: Seeds, *, process: int = 0) -> list[dict[str, Array]]:
-        """Return sets of ordinary inputs of one shape; those of the search are kept."""
+        """Return sets of ordinary inputs of one shape; those of the search are cached."""
         key = ("sets", index, process)
         kept = seeds is self.seeds
         if kept and key in self._sets:
@@ -285,12 +247,9 @@ class LabResources:
         return made
 
     def saw(self, one_us: float) -> None:
-        """Remember the incumbent's slowest launch, for time-outs."""
         self._slowest_us = max(self._slowest_us, one_us)
 
     def by_cost(self) -> list[int]:
-        """Return shapes by falling share of the work, as far as their sizes tell."""
-
         def work(index: int) -> float:
             workload = self.workloads[index]
             size = 1.0

@@ -1,8 +1,8 @@
-"""One run of one plan: all candidates through the gates, the best once more, every one judged.
+"""Session of one plan: all candidates pass the gates, the best are re-measured, all are judged.
 
-Every candidate leaves one evidence document, rejected ones included: see `writing`.
+Every candidate leaves one evidence document, rejected ones included: see `evidence`.
 
-Who is re-measured, and over how many re-measurements a win must be corrected. Pure.
+A pure part chooses the finalists and the family over which p-values are corrected.
 """
 
 from __future__ import annotations
@@ -52,13 +52,12 @@ __all__ = ["Contender", "Session"]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The re-measurements of an experiment beside those that are judged now."""
+    """The re-measurements of an experiment besides those that are judged now."""
 
     others: tuple[float, ...] = ()
-    """Their p-values; 1 where one began and nobody knows what it gave."""
+    """Their p-values; 1 if one began and its result is unknown."""
 
     def size(self, finalists: int) -> int:
-        """How many there are, with as many finalists of this run."""
         return len(self.others) + finalists
 
     def adjusted(self, p_values: Sequence[float]) -> tuple[float, ...]:
@@ -81,16 +80,8 @@ def choose(
 ) -> tuple[Digest, ...]:
     """Return this run's finalists: those of an interrupted run first, then the fastest.
 
-    Parameters
-    ----------
-    results
-        Speedups of the search, of candidates that are not judged yet.
-    notes
-        Finalists of earlier runs.
-    judged
-        Finalists whose verdict is out already.
-    count
-        Most finalists of one experiment.
+    `results` are search speedups of candidates without a verdict. `notes` are finalists of earlier
+    runs, `judged` are finalists with a verdict. `count` bounds the finalists of one experiment.
 
     Examples
     --------
@@ -115,16 +106,10 @@ def choose(
 def family_of(
     notes: Mapping[Digest, FinalNote], *, judged: Collection[Digest], now: Collection[Digest]
 ) -> Family:
-    """Return the family beside the finalists of this run.
+    """Return the family besides the finalists `now` of this run.
 
-    Parameters
-    ----------
-    notes
-        Every finalist, as noted before this run measures.
-    judged
-        Finalists whose verdict is out; one without a note counts with p = 1.
-    now
-        Finalists of this run.
+    `notes` are the finalists as recorded before this run measures. `judged` are finalists with a
+    verdict; one without a note counts with p = 1.
 
     Examples
     --------
@@ -151,20 +136,8 @@ log = logging.getLogger(__name__)
 class Session:
     """One run of one plan: candidates in, findings out.
 
-    Parameters
-    ----------
-    plan
-        What is tried, and how long.
-    bay
-        Children and inputs.
-    root
-        Evidence documents are kept under it.
-    incumbent
-        The variant in production.
-    settings
-        Thresholds of the decision.
-    notebook
-        Where candidates are frozen, and noted when they passed the search.
+    Evidence documents are stored under `root`. `notebook` records frozen candidates and those that
+    passed the search.
     """
 
     def __init__(
@@ -187,24 +160,22 @@ class Session:
         self._definition = definition_digest(bay.subject.definition)
         self.history: list[Finding] = []
         self.judged: set[Digest] = set()
-        """Finalists whose verdict was out before this run."""
+        """Finalists with a verdict from before this run."""
 
     def know(self, known: Collection[Finding]) -> None:
-        """Take up what an interrupted run of this plan has found."""
         self.history.extend(known)
         self.judged |= {f.solution.digest for f in known if f.verdict.gate == "G6"}
 
     def recall(self, solution: Solution, before: Finding) -> None:
-        """Take over what an earlier experiment rejected: generators learn of it, nobody pays."""
+        """Adopt rejections of an earlier experiment, so that generators learn of them."""
         log.info(
-            "candidate %s: rejected before (%s), not measured again",
+            "candidate rejected by an earlier experiment: variant=%s reason=%s",
             solution.name,
             before.verdict.reason,
         )
         self.history.append(replace(before, solution=solution, seconds=0.0))
 
     def examine(self, solution: Solution) -> Contender:
-        """Take a candidate through G0 to G5, cheapest first."""
         begin = time.monotonic()
         freeze, frozen = self._freeze(solution)
         contender = Contender(solution=solution, freeze=freeze, variant=None, checks=[frozen])
@@ -231,7 +202,7 @@ class Session:
         return contender
 
     def resume(self, note: Note) -> Contender:
-        """Take up a candidate where an interrupted run left it: compiled, not measured again."""
+        """Restore a candidate of an interrupted run: it is compiled, not measured again."""
         freeze, frozen = self._freeze(note.solution)
         variant: Variant | None = None
         checks: tuple[Check, ...] = (frozen,)
@@ -250,12 +221,12 @@ class Session:
         return contender
 
     def decide(self, contenders: Sequence[Contender], *, deadline: float) -> Iterator[Finding]:
-        """Re-measure the best from zero and judge everybody.
+        """Re-measure the best candidates and judge all.
 
         Raises
         ------
         HarnessError
-            If no finalist could be measured; where one could, it is judged all the same.
+            If no finalist could be measured.
         """
         notes = self._notebook.finals()
         chosen = choose(
@@ -285,7 +256,6 @@ class Session:
         family: Family,
         deadline: float,
     ) -> None:
-        """Measure each finalist, the best first, as long as there is time and the lab is sound."""
         size = family.size(len(finalists))
         for number, contender in enumerate(finalists):
             note = notes.get(contender.solution.digest)
@@ -301,18 +271,19 @@ class Session:
             except HarnessError as error:
                 if all(each.final is None for each in finalists):
                     raise
-                # what was measured before stands; what broke now says nothing about anybody
-                log.error("%s is not re-measured: %s", contender.solution.name, error)
+                # earlier measurements stay valid; this failure is not evidence about a candidate
+                log.error(
+                    "finalist not re-measured: variant=%s: %s", contender.solution.name, error
+                )
                 detail = f"the lab failed: {error}"[:500]
                 failed = Check(gate="G6", reason=Reason.HARNESS_FAILED, detail=detail)
                 contender.checks.append(failed)
                 return
 
     def _judge_finalists(self, finalists: Sequence[Contender], family: Family) -> Iterator[Finding]:
-        """Judge those that were measured together, and then those that were not."""
         measured = [(c, c.final) for c in finalists if c.final is not None]
         adjusted = family.adjusted([p_value(final, self._settings) for _, final in measured])
-        # Who was chosen and not measured had no chance to be lucky.
+        # A chosen finalist without a measurement had no chance of a false win.
         size = family.size(len(measured))
         for (contender, _), p in zip(measured, adjusted, strict=True):
             yield self.finding(contender, adjusted_p=p, finalists=size)
@@ -323,7 +294,6 @@ class Session:
     def finding(
         self, contender: Contender, *, adjusted_p: float = 1.0, finalists: int = 1
     ) -> Finding:
-        """Judge what is known of a contender, and keep the evidence under its digest."""
         evidence = self._weighing.evidence(contender, adjusted_p=adjusted_p, finalists=finalists)
         answer = judge(evidence, self._settings)
         document = write_document(
@@ -349,7 +319,6 @@ class Session:
         return self._found(contender, verdict)
 
     def _freeze(self, solution: Solution) -> tuple[Freeze, Check]:
-        """Gate G0: write down what it is and where it comes from, before anything tries it."""
         asked = freeze_of(solution, plan=self._plan.id, frozen_at=datetime.now(UTC))
         stands = self._notebook.freeze(asked)
         if stands.trust is not asked.trust:
@@ -361,7 +330,7 @@ class Session:
     def _measure(
         self, contender: Contender, note: FinalNote | None, *, finalists: int, share_s: float
     ) -> None:
-        """Gate G6: measure from zero until it is decided, or the finalist's share of time is up."""
+        """Gate G6: measure until it is decided, or the finalist's share of time is up."""
         assert contender.variant is not None, "a finalist was timed"
         begin = time.monotonic()
         note = note or FinalNote(candidate=contender.solution.digest)
@@ -382,15 +351,13 @@ class Session:
         self._take_up(contender, ended)
 
     def _take_up(self, contender: Contender, ended: Ended) -> None:
-        """Go on with a re-measurement that has ended, now or before an interruption."""
         contender.final = timed_from(ended)
         contender.checks += ended.checks
         contender.spent_s += ended.seconds
 
     def _known(self, contender: Contender) -> Finding:
-        """Return what generators may learn of a contender so far."""
         verdict = judge(self._weighing.evidence(contender), self._settings)
-        if not verdict.shapes:  # whoever writes kernels wants to know the times, not only the ratio
+        if not verdict.shapes:  # kernel authors need the times, not only the ratio
             shapes = search_shapes(contender.search, self._plan.workloads)
             verdict = verdict.model_copy(update={"shapes": shapes})
         return self._found(contender, verdict)

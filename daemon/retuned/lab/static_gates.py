@@ -1,7 +1,8 @@
-"""Gates G1 and G2: the form of a candidate, then its compilation and audit. Nothing is launched.
+"""Static gates G1 and G2: the form of a candidate, then compilation and audit without a launch.
 
-The lab asks where it measures; `compiled_for` asks on a machine without the device, for somebody
-else's. Both give the same answers for one architecture and one version of the compiler.
+The lab calls them where it measures. `compiled_for` runs on a machine without the device, for
+another machine's architecture. Both give the same result for one architecture and one version of
+the compiler.
 """
 
 from __future__ import annotations
@@ -26,40 +27,28 @@ Shapes = Sequence[Mapping[str, int]]
 
 
 class Audited(Protocol):
-    """What was compiled, as far as a gate tells of it."""
+    """Compilation results that a gate reports."""
 
     @property
-    def note(self) -> str:
-        """The figures in one sentence; empty where the language has none."""
-        ...
+    def note(self) -> str: ...
 
     @property
-    def audit(self) -> tuple[Mapping[str, Any], ...]:
-        """The audit of each binary; empty where the language has none."""
-        ...
+    def audit(self) -> tuple[Mapping[str, Any], ...]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """A candidate that was compiled for a device that need not be here."""
+    """A candidate compiled for a device that may be absent."""
 
     note: str
-    """The figures in one sentence."""
     audit: tuple[Mapping[str, Any], ...] = ()
-    """The audit of each binary."""
 
 
 _AuditedT = TypeVar("_AuditedT", bound=Audited)
 
 
 def admitted(build: Callable[[], _AuditedT]) -> tuple[_AuditedT | None, tuple[Check, ...]]:
-    """Return what was compiled, and what the two gates say; None where one of them refuses.
-
-    Parameters
-    ----------
-    build
-        Checks, compiles and audits; raises `CandidateError`, `ContractViolated` among them.
-    """
+    """Return the compiled variant and the checks of the two gates; None if one refuses."""
     try:
         built = build()
     except ContractViolated as error:
@@ -73,19 +62,15 @@ def admitted(build: Callable[[], _AuditedT]) -> tuple[_AuditedT | None, tuple[Ch
 def check_form(
     solution: Solution, *, definition: Definition, incumbent: Solution, cores: int
 ) -> None:
-    """Refuse what is no candidate of this experiment, before any compiler reads it.
+    """Refuse a candidate that does not fit this experiment, before any compiler reads it.
 
-    Parameters
-    ----------
-    incumbent
-        The variant in production: where it alone says what is right, no other source is judged.
-    cores
-        Cores that a launch may use; 0 does not ask.
+    If the `incumbent` is the only oracle, no other source is accepted. `cores` bounds the cores of
+    a launch; 0 skips that check.
 
     Raises
     ------
     ContractViolated
-        With what it may not be.
+        With the violated rule.
     """
     if solution.definition != definition.name:
         raise ContractViolated(f"is for '{solution.definition}', not '{definition.name}'")
@@ -105,7 +90,7 @@ def check_form(
 def compiles_for(language: Language, arch: str) -> bool:
     """Whether variants in a language can be compiled here for an architecture.
 
-    C++ for a processor is compiled for the one that is here: another one's refusals say nothing.
+    C++ for a processor is compiled for this machine's: refusals of another processor prove nothing.
     """
     if language is Language.CPU_CPP:
         return cpu_cpp.cpu_environment().arch == arch
@@ -123,19 +108,15 @@ def compiled_for(
 ) -> Compiled:
     """Check, compile and audit one solution for an architecture of `compiles_for`.
 
-    Parameters
-    ----------
-    folder
-        Private folder; compiled code is kept in it.
-    shapes
-        Variable axes that it will run at.
+    Compiled code is stored in `folder`, which is private. `shapes` are the variable axes that it
+    will run at.
 
     Raises
     ------
     CandidateError
         As the language's `build`, `ContractViolated` among them.
     MissingDependency
-        If nothing here compiles the language for it.
+        If no installed compiler supports it.
     """
     if solution.language is Language.CPU_CPP:
         cpu_cpp.compile_solution(solution, cache_dir=folder, limits=limits)

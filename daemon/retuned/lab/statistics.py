@@ -1,13 +1,13 @@
-"""Is it faster, and how sure are we? Pure functions over paired, interleaved times.
+"""Statistics of paired, interleaved times: is a candidate faster, and how certain is it? Pure.
 
-Pairs inside a block share clock, temperature and neighbours, so each block counts once, by its
-median log ratio ln(t_incumbent / t_candidate). Blocks inside a process share where code and objects
-lie, and who else ran at that time: where several processes were timed, each of them counts once, by
-the mean of its blocks, over all shapes together. Sequential measurement of one variant after the
-other has 46 % false positives under slow drift; pairs on block medians have the nominal rate where
-blocks are independent, and means of processes where they are not.
+Pairs inside a block share clock, temperature and other load, so each block counts once, by its
+median log ratio ln(t_incumbent / t_candidate). Blocks inside a process share memory placement and
+other load. Where several processes were timed, each counts once, by the mean of its blocks, over
+all shapes together. Sequential measurement of one variant after the other has 46 % false positives
+under slow drift. Pairs on block medians have the nominal rate if blocks are independent; means of
+processes have it also if they are not.
 
-How far a bound must keep from an estimate: at one look, and at every look. Scalars only; pure.
+Bounds exist for a single look and for every look. Scalars only.
 """
 
 from __future__ import annotations
@@ -25,12 +25,7 @@ from retuned.stages.verdict import Interval
 
 
 def anytime_quantile(confidence: float, *, units: int, dof: float, tune_at: int = 10) -> float:
-    """Return how many standard errors from the mean a bound must keep to hold at every look.
-
-    The t statistic's likelihood ratio, mixed over normally distributed effect sizes, is a test
-    martingale for normal data of any variance (Lai; Perez-Ortiz and others), so it ever exceeds
-    1 / alpha with a chance of at most alpha. The bound is where it does. With a known variance it
-    is the normal mixture of Robbins. Infinite while too few units are in.
+    """Return the distance in standard errors of a bound that holds at every look.
 
     Parameters
     ----------
@@ -41,7 +36,7 @@ def anytime_quantile(confidence: float, *, units: int, dof: float, tune_at: int 
     dof
         Degrees of freedom of the standard error: units - 1 for one shape.
     tune_at
-        Units at which the bound is about tightest; must not depend on what was seen.
+        Units at which the bound is about tightest; must not depend on the data.
 
     Examples
     --------
@@ -138,24 +133,23 @@ def _fraction(a: float, b: float, x: float) -> float:
 
 Floats = npt.NDArray[np.float64]
 _MOST_ALIKE = 0.9
-"""Greatest correlation of neighbouring blocks that is believed; beyond, nothing would be known."""
+"""Upper bound of the estimated correlation of neighbouring blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeSamples:
-    """Everything timed at one shape, for one comparison."""
+    """All times at one shape, for one comparison."""
 
     weight: float
     """Launches per second in the profile."""
     incumbent_us: Floats
-    """Time per launch of the incumbent, one per pair."""
     candidate_us: Floats
-    """Time per launch of the candidate, one per pair."""
     block: npt.NDArray[np.int64]
-    """Which block each pair belongs to."""
     process: npt.NDArray[np.int64] | None = None
-    """In which process each block was timed, in order of the blocks; None where one process was
-    asked, or where that is not known: then blocks are the units."""
+    """Process of each block, in order of the blocks.
+
+    None if one process was used, or if it is unknown: then blocks are the units.
+    """
 
     def ratios(self) -> Floats:
         """ln(incumbent / candidate) of each unit: means over processes, or medians of blocks."""
@@ -174,12 +168,9 @@ class Estimate:
     mean: float
     """Natural logarithm of incumbent over candidate; above 0 the candidate is faster."""
     error: float
-    """Standard error of the mean."""
     dof: float
-    """Degrees of freedom of that error."""
 
     def interval(self, confidence: float) -> Interval:
-        """Two one-sided bounds, each of this confidence."""
         reach = t_quantile(confidence, self.dof) * self.error
         return Interval(
             lower=_exp(self.mean - reach),
@@ -189,7 +180,7 @@ class Estimate:
         )
 
     def anytime_interval(self, confidence: float, *, units: int, tune_at: int = 10) -> Interval:
-        """Two one-sided bounds of this confidence that hold however often one looks.
+        """Two one-sided bounds of this confidence that hold at every look.
 
         `units` is the fewest processes, or blocks of one process, of any shape so far.
         """
@@ -205,9 +196,9 @@ class Estimate:
     def anytime_p_value(
         self, threshold: float = 0.0, *, units: int, alpha: float, tune_at: int = 10
     ) -> float:
-        """One-sided p of "the log ratio is at most `threshold`", valid however often one looks.
+        """One-sided p of "the log ratio is at most `threshold`", valid at every look.
 
-        At most `alpha` exactly where the lower bound of confidence 1 - `alpha` is above the
+        It is at most `alpha` exactly if the lower bound of confidence 1 - `alpha` is above the
         threshold: both come from one test.
         """
         ratio = (self.mean - threshold) / max(self.error, 1e-12)
@@ -215,7 +206,7 @@ class Estimate:
 
 
 def estimate(samples: ShapeSamples) -> Estimate | None:
-    """Estimate one shape; None below two units, where no error is known."""
+    """Estimate one shape; None below two units, because the error is then unknown."""
     return _estimate(samples.ratios())
 
 
@@ -230,10 +221,10 @@ def _estimate(ratios: Floats) -> Estimate | None:
 def combine(shapes: Sequence[ShapeSamples]) -> Estimate | None:
     """Production-weighted speedup: sum of w * t_incumbent over sum of w * t_candidate, as a log.
 
-    Where the same processes timed all shapes, what one of them saw of all shapes is one number;
-    else by the delta method over the shapes' estimates. Degrees of freedom by Welch and
-    Satterthwaite. Never a geometric mean, which one cheap shape driven to zero would win. None
-    where any shape lacks units.
+    If the same processes timed all shapes, each process gives one number over all shapes. Otherwise
+    the delta method combines the shapes' estimates. Degrees of freedom are by Welch and
+    Satterthwaite. A geometric mean is not used, because one cheap shape driven to zero would win
+    it. None if any shape lacks units.
     """
     parts = [estimate(shape) for shape in shapes]
     known = [part for part in parts if part is not None]
@@ -267,8 +258,8 @@ def combine(shapes: Sequence[ShapeSamples]) -> Estimate | None:
 def _together(shapes: Sequence[ShapeSamples], before: Sequence[float]) -> Floats | None:
     """Return each process's log ratio over all shapes; None where they were not timed together.
 
-    `before` are the shapes' shares of the incumbent's time. Shapes of one process err together,
-    which independent estimates of them would deny.
+    `before` are the shapes' shares of the incumbent's time. Errors of shapes in one process are
+    correlated, which independent estimates would ignore.
     """
     seen = [shape.process for shape in shapes]
     known = [np.unique(each) for each in seen if each is not None]
@@ -282,8 +273,8 @@ def _together(shapes: Sequence[ShapeSamples], before: Sequence[float]) -> Floats
 def _cost_error(shape: ShapeSamples) -> float:
     """Relative standard error of the incumbent's time, over blocks.
 
-    Pairs cancel the clock's drift; times of one side do not, so that blocks in a row are alike and
-    tell less than as many independent ones. Their first-order correlation says how much less.
+    Pairs cancel the clock's drift; times of one side do not. Neighbouring blocks are therefore
+    correlated, and their first-order correlation reduces the effective number of blocks.
     """
     medians = _medians(np.log(shape.incumbent_us), shape.block)
     count = len(medians)
@@ -300,7 +291,7 @@ def _cost_error(shape: ShapeSamples) -> float:
 
 
 def _medians(values: Floats, block: npt.NDArray[np.int64]) -> Floats:
-    """Median of each block, in order of the blocks; at once where all are equally long."""
+    """Median of each block, in order; vectorized if all blocks are equally long."""
     names, counts = np.unique(block, return_counts=True)
     if len(names) and (counts == counts[0]).all() and (np.diff(block) >= 0).all():
         rows: Floats = np.median(values.reshape(len(names), -1), axis=1)
@@ -345,10 +336,10 @@ def bootstrap_saving(
 def confidence_sequence(
     ratios: Sequence[float], *, confidence: float, tune_at: int = 10
 ) -> tuple[float, float]:
-    """Anytime-valid bounds on the mean of block log ratios: valid however often one looks.
+    """Anytime-valid bounds on the mean of block log ratios: they hold at every look.
 
-    See `anytime_quantile`. Infinite below two blocks, and as long as nothing can be excluded. A
-    t-test that peeks has 25 % false wins; this has its nominal rate.
+    See `anytime_quantile`. They are infinite below two blocks, and while no value can be excluded.
+    A t-test with repeated looks has 25 % false wins; this has its nominal rate.
     """
     count = len(ratios)
     if count < 2:
@@ -380,7 +371,8 @@ def holm(p_values: Sequence[float]) -> tuple[float, ...]:
 def noise_floor(clones: Sequence[ShapeSamples]) -> float:
     """Largest speedup that byte-identical clones showed: per shape over all blocks, and weighted.
 
-    At least 1; a candidate must beat it. Infinite without samples, so that nothing passes.
+    It is at least 1; a candidate must beat it. It is infinite without samples, so that no candidate
+    passes.
     """
     estimates = [estimate(shape) for shape in clones]
     if not estimates or any(part is None for part in estimates):
@@ -388,8 +380,8 @@ def noise_floor(clones: Sequence[ShapeSamples]) -> float:
     weighted = combine(clones)
     shares = [shape.weight * float(np.median(shape.incumbent_us)) for shape in clones]
     total = sum(shares)
-    # Every shape's deviation counts by its share of the time: a noisy shape nobody runs is no
-    # floor.
+    # Every shape's deviation counts by its share of the time: a noisy shape without launches is
+    # not a floor.
     apart = sum(
         share / total * abs(part.mean)
         for share, part in zip(shares, estimates, strict=True)

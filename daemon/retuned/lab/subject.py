@@ -1,4 +1,4 @@
-"""What is tuned, as the lab needs it: definition, float64 oracle, and inputs on demand."""
+"""Kernel under test as the lab needs it: definition, float64 oracle, and inputs on demand."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ class KernelUnderTest(Protocol):
     """A definition with its reference and its families of inputs; catalog entries satisfy it."""
 
     @property
-    def definition(self) -> Definition:
-        """What the kernel computes."""
-        ...
+    def definition(self) -> Definition: ...
 
     @property
     def families(self) -> tuple[str, ...]:
@@ -39,24 +37,21 @@ class KernelUnderTest(Protocol):
 
 @runtime_checkable
 class StrangersReference(Protocol):
-    """A subject that can say what kept its reference in."""
+    """A subject with an untrusted reference that reports its confinement."""
 
     def reference_confined_by(self) -> tuple[str, ...] | None:
-        """Return the walls around it; empty for none, None where it is no stranger's."""
+        """Return its confinement; empty for none, None if the reference is trusted."""
         ...
 
 
 @runtime_checkable
 class FoundInServer(Protocol):
-    """A subject whose launches a server makes itself: its variants are bound to them."""
+    """A subject whose launches the server makes: its variants are bound to them."""
 
-    def launch_data(self, solution: Solution) -> Mapping[str, Any]:
-        """Return fields of the manifest of a variant's artifact."""
-        ...
+    def launch_data(self, solution: Solution) -> Mapping[str, Any]: ...
 
 
 def numpy_dtype(spec: TensorSpec) -> np.dtype[Any]:
-    """Return NumPy's element type."""
     return NUMPY[spec.dtype]
 
 
@@ -73,7 +68,7 @@ def make_inputs(
     Raises
     ------
     UsageError
-        If the subject's generator breaks its own definition.
+        If the generated inputs do not match the definition.
     """
     definition = subject.definition
     lengths = definition.lengths(axes)
@@ -86,14 +81,13 @@ def make_inputs(
         if array.dtype != numpy_dtype(spec) or array.shape != shape_of(spec, lengths):
             raise UsageError(
                 f"{definition.name}: input '{name}' is {array.dtype}{array.shape}, the definition "
-                f"says {spec.dtype}{shape_of(spec, lengths)}"
+                f"requires {spec.dtype}{shape_of(spec, lengths)}"
             )
         result[name] = array
     return result
 
 
 def coarse_inputs(inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the inputs as a kernel of the next lower precision class would see them."""
     return {
         name: coarsened(array) if is_float(array.dtype) else array for name, array in inputs.items()
     }

@@ -1,7 +1,7 @@
-"""What differs between the languages of variants; gates, statistics and verdict do not.
+"""Toolchains per language of variants; gates, statistics and verdict do not depend on them.
 
-A toolchain checks and compiles (gates G1 and G2), names the environment that evidence is bound to,
-brings the program that runs variants, and says how fast and how patiently to measure.
+A toolchain checks and compiles (gates G1 and G2), describes the environment that evidence is bound
+to, provides the program that runs variants, and sets pace and time-outs of measurements.
 """
 
 from __future__ import annotations
@@ -27,50 +27,42 @@ from retuned.lab.physics import floor_us, gpu_floor_us
 _ROOT = Path(__file__).resolve().parents[2]
 _GPU_CHILD = Path(__file__).with_name("harness") / "gpu_child.py"
 _ZONE_ROWS = 64
-"""Tiles of a GPU kernel reach this far past a tensor whose mask or bounds were forgotten."""
+"""Tiles of a GPU kernel reach this far past a tensor without a mask or bounds."""
 
 Shapes = Sequence[Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How long measuring takes beside the launches."""
+    """Time overheads of measurement, in addition to launches."""
 
     unit_overhead_us: float = 60.0
-    """What an ABBA unit costs beside its launches: poison, swaps, the interpreter."""
+    """Overhead of an ABBA unit: poison, swaps, the interpreter."""
     start_s: float = 0.0
-    """What may pass before the first candidate is looked at: imports, the incumbent's compilation.
-    """
+    """Maximum before the first candidate: imports, the incumbent's compilation."""
     launch_timeout_s: float = 2.0
     """Bound of one launch, beyond twenty times the incumbent's time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """What a server loads."""
+    """The file that a server loads."""
 
     variant: Variant
-    """Compiled and audited."""
     sha256: str
-    """Hex digest of its file."""
     file_name: str
-    """How the file is called in the artifact's folder."""
     manifest: Mapping[str, Any]
-    """Fields of the manifest that only this language has."""
 
 
 class Toolchain(Protocol):
     """One language on this machine."""
 
     language: Language
-    """Of the variants."""
     program: ChildProgram
-    """Runs them."""
     pace: Pace
-    """How long measuring takes."""
 
     def environment(self) -> Environment:
-        """Describe what evidence is bound to; see `cpu_environment` and `gpu_environment`."""
+        """Describe the environment of evidence; see `cpu_environment` and `gpu_environment`."""
         ...
 
     def build(
@@ -98,7 +90,6 @@ class CpuCpp:
     pace = Pace()
 
     def environment(self) -> Environment:
-        """See `cpu_environment`."""
         return cpu_cpp.cpu_environment()
 
     def build(
@@ -110,26 +101,20 @@ class CpuCpp:
         shapes: Shapes = (),
         limits: CompileLimits | None = None,
     ) -> Artifact:
-        """See `compile_solution`; the code does not depend on shapes."""
         del shapes
         built = cpu_cpp.compile_solution(solution, cache_dir=folder, limits=limits)
         variant = variant_of(solution, definition, library=built.path)
         return Artifact(variant=variant, sha256=built.sha256, file_name="kernel.so", manifest={})
 
     def floor_us(self, definition: Definition, axes: Mapping[str, int], *, parts: int) -> float:
-        """See `physics`."""
         return floor_us(definition, axes, parts=parts)
 
 
 def gpu_server(environment: Mapping[str, str], *, paths: Sequence[str] = ()) -> ForkServer:
-    """Return what forks children that drive a GPU.
+    """Return the server that forks children that drive a GPU.
 
-    Parameters
-    ----------
-    environment
-        Beside what a GPU's runtimes need.
-    paths
-        What children may read beside this package and Python's.
+    Children get `environment` in addition to the variables of GPU runtimes, and may read `paths` in
+    addition to this package and Python's.
     """
     readable = [str(_ROOT), *sys.path, *paths]
     return ForkServer(_GPU_CHILD, paths=readable, environment={**gpu.variables(), **environment})
@@ -138,7 +123,6 @@ def gpu_server(environment: Mapping[str, str], *, paths: Sequence[str] = ()) -> 
 def gpu_program(
     found: gpu.Gpu | None, *, start: Starter, warm: Callable[[], None], **settings: object
 ) -> ChildProgram:
-    """Return the program that runs variants on a GPU, or on a processor in its place."""
     return ChildProgram(
         start=start,
         warm=warm,
@@ -151,14 +135,12 @@ def gpu_program(
 
 
 def gpu_pace(found: gpu.Gpu | None) -> Pace:
-    """Return how long measuring takes where the GPU is, or a processor in its place."""
     # Flushing the caches and the lead that launching needs take their time before every call.
     overhead_us = 1_000.0 if found is None else 2_500.0
     return Pace(unit_overhead_us=overhead_us, start_s=60.0, launch_timeout_s=5.0)
 
 
 def floor_on(found: gpu.Gpu | None, definition: Definition, axes: Mapping[str, int]) -> float:
-    """Return a time that no launch on this GPU can beat; 0 without one."""
     if found is None:
         return 0.0
     return gpu_floor_us(definition, axes, arch=found.arch, cache=found.cache_bytes)
@@ -176,7 +158,6 @@ class TritonGpu:
         self.pace = gpu_pace(self._gpu)
 
     def environment(self) -> Environment:
-        """See `gpu_environment`."""
         return gpu.gpu_environment()
 
     def build(
@@ -188,7 +169,6 @@ class TritonGpu:
         shapes: Shapes = (),
         limits: CompileLimits | None = None,
     ) -> Artifact:
-        """See `triton.build`."""
         built = triton.build(solution, definition, cache_dir=folder, shapes=shapes, limits=limits)
         launch = triton_contract.launch_of(solution, definition)
         variant = variant_of(solution, definition, library=built.path)
@@ -205,7 +185,6 @@ class TritonGpu:
         )
 
     def floor_us(self, definition: Definition, axes: Mapping[str, int], *, parts: int) -> float:
-        """See `gpu_floor_us`; the interpreter has no physics."""
         del parts
         return floor_on(self._gpu, definition, axes)
 
@@ -224,7 +203,6 @@ _TOOLCHAINS: Mapping[Language, Callable[[], Toolchain]] = {
 
 
 def measured() -> tuple[Language, ...]:
-    """Return the languages that variants can be measured in by this version."""
     return tuple(_TOOLCHAINS)
 
 
@@ -244,12 +222,12 @@ def toolchain_for(language: Language) -> Toolchain:
 
 
 def environment_of(language: Language) -> Environment:
-    """Describe this machine as evidence about variants in a language is bound to it.
+    """Describe this machine as the environment of evidence about a language.
 
     Raises
     ------
     MissingDependency
-        If the compiler or package it needs is absent.
+        If a required compiler or package is absent.
     """
     return toolchain_for(language).environment()
 
@@ -265,11 +243,11 @@ def clone_of(variant: Variant) -> Variant:
 
 
 def lend_tools(source: Variant, target: Variant) -> None:
-    """Give a variant's children what compiling the other one left: launchers, the vendor's stubs.
+    """Give a variant's children the launchers and vendor stubs that another compilation left.
 
-    Each variant's children keep compiled code in a folder of its own, so that no candidate finds
-    what another left. What a C compiler builds for every launch is the same for all; it comes from
-    the incumbent's folder, and costs seconds otherwise.
+    Each variant's children use a separate cache folder, so that a candidate cannot read what
+    another left. The C compiler's output per launch is the same for all. It comes from the
+    incumbent's folder, which saves seconds.
     """
     given, wanted = cache_of(source.library), cache_of(target.library)
     if wanted.exists() or not given.is_dir():
@@ -283,5 +261,5 @@ def lend_tools(source: Variant, target: Variant) -> None:
 
 
 def is_timed(environment: Environment) -> bool:
-    """Whether times measured there mean anything: an interpreter's do not."""
+    """Whether times measured there are meaningful: an interpreter's are not."""
     return environment.arch != gpu.INTERPRETED

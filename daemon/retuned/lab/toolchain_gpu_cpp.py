@@ -1,4 +1,4 @@
-"""GPU C++ on this machine: compiled and audited anywhere, run and timed on a GPU only."""
+"""GPU C++ toolchain: compiles and audits on any machine, runs and times on a GPU only."""
 
 from __future__ import annotations
 
@@ -23,13 +23,10 @@ from retuned.lab.toolchain import (
 
 
 class GpuCpp:
-    """GPU C++ for this machine's GPU; without one, gates G1 and G2 alone.
+    """GPU C++ for this machine's GPU; without one, gates G1 and G2 only.
 
-    Parameters
-    ----------
-    driver
-        Path of a driver that plays a device in this processor's memory. Tests have one; None takes
-        the GPU's, and where there is no GPU nothing is run.
+    `driver` is the path of a driver that simulates a device in host memory, for tests. None uses
+    the GPU's; without a GPU variants cannot run.
     """
 
     language = Language.GPU_CPP
@@ -46,12 +43,11 @@ class GpuCpp:
         self.pace = gpu_pace(self._gpu)
 
     def close(self) -> None:
-        """End the process that forks children; one process' toolchain may leave it running."""
+        """End the process that forks children; a toolchain may also leave it running."""
         if self._server is not None:
             self._server.close()
 
     def environment(self) -> Environment:
-        """See `gpu_cpp_environment`."""
         return gpu_cpp.gpu_cpp_environment()
 
     def build(
@@ -63,7 +59,6 @@ class GpuCpp:
         shapes: Shapes = (),
         limits: CompileLimits | None = None,
     ) -> Artifact:
-        """See `gpu_cpp.build`."""
         built = gpu_cpp.build(solution, definition, cache_dir=folder, shapes=shapes, limits=limits)
         variant = variant_of(solution, definition, library=built.path)
         return Artifact(
@@ -79,7 +74,6 @@ class GpuCpp:
         )
 
     def floor_us(self, definition: Definition, axes: Mapping[str, int], *, parts: int) -> float:
-        """See `gpu_floor_us`."""
         del parts
         return floor_on(self._gpu, definition, axes)
 

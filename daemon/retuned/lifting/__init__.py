@@ -1,1 +1,1 @@
-"""A live Triton launch becomes a definition that the lab tunes as it is."""
+"""Lifting of live Triton launches: each becomes a definition that the lab tunes as it is."""

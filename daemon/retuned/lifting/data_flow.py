@@ -1,9 +1,10 @@
-"""What a kernel does with its arguments: read by data flow over its text, helpers included.
+"""Data flow of a kernel's arguments through its text, helpers included.
 
-Flow-insensitive within a function: a name holds what any of its assignments may give it. Branches
-that Triton decides while it compiles are taken as it takes them.
+It is flow-insensitive within a function: a name holds the values of all its assignments. Branches
+that Triton decides at compile time are resolved.
 
-What is known of a value in device code without running it: where it comes from, maybe what.
+An abstract value records its origin and, where possible, its compile-time value; device code is not
+run.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from retuned.lifting.records import NotLifted
 from retuned.lifting.source import Source
 
 Tag = tuple[str, str]
-"""What a value is made from: ``ptr`` (the address in a pointer), ``val`` (what lies there),
-``arg`` (a number given), ``pid`` (the program's place in a dimension), ``tile`` (a range)."""
+"""Origin of a value: ``ptr`` (a pointer's address), ``val`` (the memory there), ``arg`` (a numeric
+argument), ``pid`` (the program id of a dimension), ``tile`` (a range).
+"""
 Plain = int | float | bool | str | None
 
 
 class _Unknown:
-    """Stands for a value that only the device knows."""
+    """A value that is known on the device only."""
 
 
 UNKNOWN: Final = _Unknown()
@@ -35,15 +37,10 @@ UNKNOWN: Final = _Unknown()
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An abstract value."""
-
     tags: frozenset[Tag] = frozenset()
-    """Where it comes from."""
     known: Plain | _Unknown = UNKNOWN
-    """What it is, where that is known when Triton compiles."""
 
     def named(self, kind: str) -> frozenset[str]:
-        """Return the names of one kind of tag."""
         return frozenset(name for which, name in self.tags if which == kind)
 
 
@@ -51,7 +48,6 @@ NOTHING = Value()
 
 
 def merged(values: Iterable[Value]) -> Value:
-    """Return what may come from any of several values."""
     return Value(frozenset().union(*(value.tags for value in values)))
 
 
@@ -70,7 +66,7 @@ _ORDERED: dict[type[ast.cmpop], Callable[[float, float], bool]] = {
 
 
 def compared(operation: ast.cmpop, left: Value, right: Value) -> Plain | _Unknown:
-    """Return the answer of a comparison that Triton makes while it compiles.
+    """Return the result of a comparison that Triton makes at compile time.
 
     Examples
     --------
@@ -89,7 +85,6 @@ def compared(operation: ast.cmpop, left: Value, right: Value) -> Plain | _Unknow
 
 
 def truth(value: Value) -> bool | None:
-    """Return whether a test holds; None where only the device knows."""
     return None if isinstance(value.known, _Unknown) else bool(value.known)
 
 
@@ -101,47 +96,29 @@ _DEEPEST = 12
 
 @dataclass(slots=True)
 class Flow:
-    """What was found."""
-
     loaded: set[str] = field(default_factory=set)
-    """Pointers that are read."""
     stored: set[str] = field(default_factory=set)
-    """Pointers that are written."""
     scattered: set[str] = field(default_factory=set)
-    """Pointers that are written where read numbers say: what lies elsewhere stays."""
+    """Pointers written at loaded indices: other elements keep their contents."""
     atomic: set[str] = field(default_factory=set)
-    """Pointers that are changed atomically."""
     places: set[str] = field(default_factory=set)
-    """Pointers whose numbers become places or counts: an address, the end of a loop."""
+    """Pointers whose numbers become indices or counts: an address, the end of a loop."""
     moved: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
-    """Constexprs by which the program's place in a dimension is multiplied."""
     plain: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
-    """Numbers by which it is multiplied."""
     placed: set[int] = field(default_factory=set)
-    """Dimensions in which a program looks up its place."""
     pairs: set[tuple[str, str]] = field(default_factory=set)
     """(number, constexpr): ranges of the constexpr's length are compared with the number."""
     ranges: set[str] = field(default_factory=set)
-    """Constexprs that are lengths of ranges or blocks."""
     steps: set[str] = field(default_factory=set)
-    """Constexprs that a loop goes on by, or that divide a number rounding up."""
+    """Constexprs that are loop steps, or that divide a number rounding up."""
     dots: bool = False
-    """Whether it multiplies matrices."""
     loops: bool = False
-    """Whether it has a loop that is not unrolled."""
 
 
 def flow_of(source: Source, *, pointers: frozenset[str], constants: Mapping[str, Plain]) -> Flow:
     """Follow a kernel's arguments through its text.
 
-    Parameters
-    ----------
-    source
-        The kernel.
-    pointers
-        Parameters that are pointers.
-    constants
-        Parameters whose value Triton compiles in.
+    `constants` are parameters whose value Triton compiles in.
 
     Raises
     ------
@@ -166,7 +143,7 @@ def flow_of(source: Source, *, pointers: frozenset[str], constants: Mapping[str,
 
 
 class _Follower:
-    """Walks through functions; what they do is noted in a `Flow`."""
+    """Walks through functions and records their effects in a `Flow`."""
 
     def __init__(self, source: Source, found: Flow, constants: frozenset[str]) -> None:
         self.source = source
@@ -176,10 +153,9 @@ class _Follower:
         self._answers: dict[tuple[object, ...], Value] = {}
         self._depth = 0
         self.spent = 0
-        """Parts that were looked at."""
+        """Count of visited nodes."""
 
     def call(self, name: str, given: Mapping[str, Value]) -> Value:
-        """Return what a function returns."""
         key = (name, tuple(sorted(given.items(), key=lambda item: item[0])))
         if key in self._answers:
             return self._answers[key]
@@ -202,8 +178,6 @@ def _literal(node: ast.expr) -> Value:
 
 
 class _Body:
-    """One call of one function."""
-
     def __init__(self, follower: _Follower, names: dict[str, Value]) -> None:
         self._follower = follower
         self._found = follower.found
@@ -406,7 +380,6 @@ def _addresses(values: list[Value]) -> frozenset[tuple[str, str]]:
 
 
 def _filled(given: dict[str, Value], function: ast.FunctionDef) -> dict[str, Value]:
-    """Leave parameters with a default to the callee; those without one are unknown."""
     names = [each.arg for each in function.args.args]
     without = names[: len(names) - len(function.args.defaults)]
     return {**dict.fromkeys(without, NOTHING), **{k: v for k, v in given.items() if k in names}}

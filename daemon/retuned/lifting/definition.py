@@ -1,8 +1,7 @@
 """Definition, incumbent and space of one lifted kernel at one choice of its constexprs.
 
-Which parameters of a lifted kernel are worth trying: its tiles, warps and stages.
-
-The entry that the lab launches: it calls the live kernel with what the definition says.
+The space holds the parameters worth trying: tiles, warps and stages. The entry that the lab
+launches calls the live kernel with arguments derived from the definition.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _GROUPS = (1, 2, 4, 8, 16)
 _MOST_ELEMENTS = 1 << 20
 """Largest block that Triton compiles."""
 _MOST_EACH = 512
-"""Most elements of one block that a thread holds before it spills in any event."""
+"""Maximum of one block's elements per thread; beyond, the thread certainly spills."""
 _DEFAULTS = {"num_warps": 4, "num_stages": 3}
 
 Choices = Mapping[str, tuple[int, ...]]
@@ -56,9 +55,8 @@ class Choice:
     """The space of one lifted kernel."""
 
     params: Choices
-    """Values of each parameter."""
     incumbent: Mapping[str, int]
-    """The point that runs."""
+    """The point in production."""
     valid: str
     """Relation between them; see `OwnVariant.valid`."""
 
@@ -70,18 +68,10 @@ def choices_of(
     options: Mapping[str, int],
     fixed: frozenset[str],
 ) -> Choice:
-    """Return what may be tried.
+    """Return the space to search.
 
-    Parameters
-    ----------
-    flow
-        Of the source.
-    constants
-        Whole constexprs as they are launched today.
-    options
-        Launch options as they are today.
-    fixed
-        Constexprs that lengths depend on.
+    `constants` and `options` are integer constexprs and launch options as launched today. `fixed`
+    are constexprs that lengths depend on.
     """
     moving = set().union(*flow.moved.values()) | flow.steps
     params: dict[str, tuple[int, ...]] = {}
@@ -116,7 +106,7 @@ def _around(value: int, *, least: int) -> tuple[int, ...]:
 def _cut(
     params: Mapping[str, tuple[int, ...]], today: Mapping[str, int]
 ) -> dict[str, tuple[int, ...]]:
-    """Leave out what is furthest from today until a search can look at every point."""
+    """Drop the values furthest from today's until a search can try every point."""
     found = dict(params)
     while prod(len(values) for values in found.values()) > MOST_POINTS:
         longest = max(found, key=lambda name: len(found[name]))
@@ -131,7 +121,7 @@ def _cut(
 def _valid(
     params: Choices, point: Mapping[str, int], flow: Flow, constants: Mapping[str, int]
 ) -> str:
-    """Bound the largest block, and what a thread holds of it; what runs today is always valid."""
+    """Bound the largest block and its elements per thread; today's point is always valid."""
     tiles = [name for name in params if name in flow.ranges]
     if not tiles:
         return ""
@@ -149,9 +139,7 @@ class Wrapped:
     """A file within the contract."""
 
     text: str
-    """The file."""
     entry: str
-    """Function to launch."""
 
 
 def wrap(
@@ -164,18 +152,8 @@ def wrap(
 ) -> Wrapped:
     """Return the kernel's file with an entry whose parameters the definition names.
 
-    Parameters
-    ----------
-    source
-        The kernel.
-    tensors
-        Inputs, then outputs.
-    axes
-        Axes that arguments are made of.
-    choices
-        Constexprs that may be chosen.
-    arguments
-        What is passed for each parameter of the kernel, as an expression.
+    `tensors` are inputs, then outputs. `choices` are the constexprs to search. `arguments` holds an
+    expression for each parameter of the kernel.
     """
     taken = {*source.functions, *source.constants, *tensors, *axes, *choices, *source.parameters}
     entry = "lifted"
@@ -195,12 +173,12 @@ def wrap(
 
 
 def literal(value: object, *, what: str) -> str:
-    """Return a constexpr as the source says it.
+    """Return a constexpr as source text.
 
     Raises
     ------
     NotLifted
-        ``argument-unknown`` for what is no plain value.
+        ``argument-unknown`` if it is not a plain value.
     """
     if isinstance(value, str) and value.startswith(MARK):
         name = value.removeprefix(MARK)
@@ -209,14 +187,14 @@ def literal(value: object, *, what: str) -> str:
         return f"tl.{TYPES[name]}"
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
-    raise NotLifted("argument-unknown", detail=f"'{what}' is no plain value")
+    raise NotLifted("argument-unknown", detail=f"'{what}' is not a plain value")
 
 
 def scalar(text: str, dtype: str) -> str:
-    """Return a number with the type that a launch gives it.
+    """Return a number with its type in a launch.
 
-    A bare number would have none: it takes the type of what it is added to, and the lab would not
-    compute what the server does.
+    A bare number takes the type of the other operand. Then the lab would not compute the same as
+    the server.
 
     Examples
     --------
@@ -227,7 +205,7 @@ def scalar(text: str, dtype: str) -> str:
 
 
 def whole(factors: Sequence[str | int], *, divisible: Mapping[str, bool]) -> str:
-    """Return a whole argument as a product of axes.
+    """Return an integer argument as a product of axes.
 
     Examples
     --------
@@ -263,7 +241,7 @@ def build(
     bounds: Mapping[str, tuple[int, int | str]],
     reference: str = "",
 ) -> OwnDefinition:
-    """Put a definition together.
+    """Build a lifted definition.
 
     Raises
     ------
@@ -343,7 +321,6 @@ def _arguments(
     dtypes: Mapping[str, DType],
     tiles: Sequence[str],
 ) -> dict[str, str]:
-    """Return what the entry passes for each parameter of the live kernel."""
     divisible = {axis: all(row[axis] % 16 == 0 for row in point.rows) for axis in axes.lengths}
     passed = roles.passed
     found: dict[str, str] = {}
@@ -414,13 +391,11 @@ def _definition(
 
 
 def _families(roles: Roles, dtypes: Mapping[str, DType]) -> tuple[str, ...]:
-    """Whole numbers alone have one family."""
     real = any(not is_whole(dtypes[name]) for name in roles.inputs)
     return ORDINARY_FAMILIES if real else ORDINARY_FAMILIES[:1]
 
 
 def _with_constants(rule: str, constants: Mapping[str, int], tiles: Sequence[str]) -> str:
-    """Write constexprs that are no choice as their number."""
     for name, value in constants.items():
         if name not in tiles:
             rule = re.sub(rf"\b{re.escape(name)}\b", str(value), rule)

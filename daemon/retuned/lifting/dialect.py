@@ -1,4 +1,4 @@
-"""How a stranger's Triton source is spelled in the contract's words: modules, functions, types."""
+"""Spelling of untrusted Triton source in the contract's names: modules, functions, types."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HOMES = (
     "triton.language.standard",
 )
 DEVICE_LIBRARY = "libdevice"
-"""What the vendors' device libraries are called in the contract, as one."""
+"""The contract's name for the vendors' device libraries."""
 TYPES = {
     "fp64": "float64",
     "fp32": "float32",
@@ -36,13 +36,13 @@ FORBIDDEN = {
     "pointer_type": "pointer-of-pointers",
     "extern_elementwise": "extern-function",
 }
-"""Words that are never lifted, with the reason."""
+"""Names that cannot be lifted, with the reason."""
 ATOMICS = frozenset(name for name in LANGUAGE if name.startswith("atomic_"))
-"""Functions that change memory that other programs change too."""
+"""Functions that change memory shared with other programs."""
 
 
 def module_of(dotted: str) -> str | None:
-    """Return what a module of Triton is called in the contract; None where it has no place there.
+    """Return the contract's name of a Triton module; None if the contract excludes it.
 
     Examples
     --------
@@ -59,14 +59,9 @@ def module_of(dotted: str) -> str | None:
 
 
 def function_of(module: str, name: str) -> str | None:
-    """Return the contract's word for a function of a module; None where there is none.
+    """Return the contract's name of a function of a module; None if it has none.
 
-    Parameters
-    ----------
-    module
-        As `module_of` says it.
-    name
-        As the source says it.
+    `module` is a result of `module_of`.
     """
     if module == DEVICE_LIBRARY:
         return name if name in LIBDEVICE else None

@@ -1,9 +1,9 @@
-"""The rule by which a grid follows lengths and constexprs, from the grids that were seen.
+"""Grid rules, inferred from observed grids, lengths and constexprs.
 
-A rule is a whole number times a product; a factor is an axis, or axes divided by a tile rounding
-up. Every rule that fits every launch is a candidate. Where two candidates would launch another
-number of programs at other lengths, no choice is made: more launches are needed. Where they differ
-only in which tile they name, the source decides: which tile is compared with which length.
+A rule is an integer times a product; a factor is an axis, or axes divided by a tile rounding up.
+Every rule that fits every launch is a candidate. If two candidates differ at other lengths, more
+launches are needed. If they differ only in the tile they name, the source decides, by which tile it
+compares with which length.
 """
 
 from __future__ import annotations
@@ -26,15 +26,12 @@ Row = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """Axes, multiplied; divided by a tile, rounding up, where there is one."""
+    """A product of axes, divided by a tile rounding up if there is one."""
 
     axes: tuple[str, ...]
-    """Names of axes."""
     tile: str | int | None = None
-    """A constexpr, or a number."""
 
     def at(self, row: Row) -> int:
-        """Return its value."""
         length = prod(row[axis] for axis in self.axes)
         if self.tile is None:
             return length
@@ -48,32 +45,24 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A number of programs."""
-
     times: int
-    """Whole number."""
     factors: tuple[Factor, ...]
-    """Multiplied."""
 
     def at(self, row: Row) -> int:
-        """Return the programs where axes and constexprs are so."""
         return self.times * prod(factor.at(row) for factor in self.factors)
 
     @property
     def tiles(self) -> frozenset[str]:
-        """Constexprs that it names."""
         return frozenset(f.tile for f in self.factors if isinstance(f.tile, str))
 
     @property
     def pairs(self) -> frozenset[tuple[str, str]]:
-        """(axis, constexpr) that it divides."""
         return frozenset(
             (axis, f.tile) for f in self.factors if isinstance(f.tile, str) for axis in f.axes
         )
 
     @property
     def weight(self) -> tuple[int, int, str]:
-        """Simpler rules come first."""
         size = sum(len(factor.axes) + (factor.tile is not None) for factor in self.factors)
         return size, self.times, str(self)
 
@@ -86,18 +75,16 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hints:
-    """What the source and the caller's text say of one dimension."""
+    """Facts of one dimension from the kernel's source and the caller's text."""
 
     placed: bool = True
-    """Whether a program looks up its place: where none does, all do the same, however many."""
+    """Whether the program id is read; if not, all programs do the same work."""
     tiles: frozenset[str] = frozenset()
-    """Constexprs by which the program's place is multiplied: the only ones a rule may name."""
+    """Constexprs multiplied by the program id: the only ones a rule may name."""
     plain: frozenset[int] = frozenset()
-    """Numbers by which it is multiplied."""
     pairs: frozenset[tuple[str, str]] = frozenset()
-    """(axis, constexpr) that the source compares."""
     named: frozenset[str] | None = None
-    """Constexprs that the caller's rule looks up; None where its text is not known."""
+    """Constexprs that the caller's rule reads; None if its text is unknown."""
 
 
 def rule_of(
@@ -105,16 +92,8 @@ def rule_of(
 ) -> Rule:
     """Infer the rule of one dimension.
 
-    Parameters
-    ----------
-    rows
-        Axes and whole constexprs, per launch.
-    programs
-        Programs, per launch.
-    axes
-        Names of the axes among them.
-    hints
-        Of the source.
+    `rows` holds axes and integer constexprs per launch, `programs` the number of programs per
+    launch. `axes` are the names of the axes among them.
 
     Raises
     ------
@@ -131,7 +110,7 @@ def rule_of(
         raise NotLifted(MORE, detail=f"more than {_MOST_FITTING} rules give these grids")
     if not found:
         told = ", ".join(map(str, programs[:6]))
-        raise NotLifted("grid-unknown", detail=f"no rule gives the grids {told}")
+        raise NotLifted("grid-unknown", detail=f"no rule matches the grids {told}")
     found.sort(key=lambda rule: rule.weight)
     probes = _probes(rows, axes)
     kinds: dict[tuple[int, ...], Rule] = {}
@@ -145,7 +124,7 @@ def rule_of(
 
 
 def _by_source(found: Sequence[Rule], hints: Hints) -> Rule:
-    """Choose among rules that agree wherever the constexprs are as they were seen."""
+    """Choose among rules that agree at the observed constexprs."""
     left = list(found)
     if hints.named is not None:
         left = [rule for rule in left if rule.tiles == hints.named] or left
@@ -164,7 +143,6 @@ def _by_source(found: Sequence[Rule], hints: Hints) -> Rule:
 def _fitting(
     rows: Sequence[Row], programs: Sequence[int], *, axes: Collection[str], hints: Hints
 ) -> Iterator[Rule]:
-    """Yield every rule that gives every grid."""
     if len(set(programs)) == 1:
         yield Rule(programs[0], ())
     for seen, factors in enumerate(_products(sorted(axes), hints)):
@@ -193,7 +171,7 @@ def _products(axes: Sequence[str], hints: Hints) -> Iterator[tuple[Factor, ...]]
 
 
 def _probes(rows: Sequence[Row], axes: Collection[str]) -> list[Row]:
-    """Return other lengths of what varies, at the constexprs of every launch that was seen."""
+    """Return other lengths of the variable axes, at the constexprs of every observed launch."""
     moving = [axis for axis in sorted(axes) if len({row[axis] for row in rows}) > 1]
     chance = random.Random(7)  # the same answer every time
     found: list[Row] = list(rows)

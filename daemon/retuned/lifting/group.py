@@ -1,4 +1,4 @@
-"""Launches of one live kernel that may be one definition: same types, same real numbers."""
+"""Launch groups of one live kernel that may share a definition: same types, same real numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ _HARMLESS = {
 
 
 _LEAST_PART = 0.01
-"""Of a kernel's launches, what makes a choice of constexprs worth a definition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +32,10 @@ class Group:
 
     @property
     def first(self) -> Observation:
-        """The most frequent launch."""
         return self.observations[0]
 
     @property
     def count(self) -> int:
-        """Launches that were seen."""
         return sum(each.count for each in self.observations)
 
     def parts(self) -> tuple[Group, ...]:
@@ -53,20 +50,18 @@ class Group:
 
     @property
     def dtypes(self) -> dict[str, DType]:
-        """Element type per pointer."""
         pointers = self.first.of_kind("pointer")
         found = {name: param.element for name, param in pointers.items()}
         return {name: dtype for name, dtype in found.items() if dtype is not None}
 
     @property
     def launches(self) -> tuple[Launch, ...]:
-        """Distinct launches, as numbers."""
         return tuple(launch_of(each) for each in self.observations)
 
     def points(self) -> dict[tuple[object, ...], tuple[Observation, ...]]:
-        """Return launches by whole constexprs and options, the most frequent first.
+        """Return launches by integer constexprs and options, the most frequent first.
 
-        What an autotuner tried and did not choose is left out: few launches have it.
+        Rare ones are left out: an autotuner tried them and did not choose them.
         """
         found: dict[tuple[object, ...], list[Observation]] = defaultdict(list)
         for each in self.observations:
@@ -79,7 +74,6 @@ class Group:
 
 
 def groups_of(observations: Sequence[Observation]) -> tuple[Group, ...]:
-    """Sort launches into groups."""
     found: dict[tuple[object, ...], list[Observation]] = defaultdict(list)
     for each in observations:
         found[_kind_of(each)].append(each)
@@ -99,7 +93,6 @@ def _kind_of(each: Observation) -> tuple[object, ...]:
 
 
 def launch_of(each: Observation) -> Launch:
-    """Return a launch as numbers."""
     return Launch(
         ints={n: int(p.value) for n, p in each.of_kind("int").items() if p.value is not None},
         numels={n: p.numel or 0 for n, p in each.of_kind("pointer").items()},
@@ -131,7 +124,6 @@ def options_of(each: Observation) -> dict[str, int]:
 
 
 def other_constants(each: Observation) -> Mapping[str, object]:
-    """Return constexprs that are no whole numbers."""
     return {n: p.value for n, p in each.of_kind("constexpr").items() if not _is_whole(p.value)}
 
 

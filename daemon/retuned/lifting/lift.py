@@ -1,4 +1,4 @@
-"""From observed launches of a live kernel to definitions that the lab tunes as they are."""
+"""Lifts observed launches of a live kernel to definitions that the lab tunes as they are."""
 
 from __future__ import annotations
 
@@ -26,17 +26,15 @@ from retuned.lifting.shapes import Axes, axes_of
 from retuned.lifting.source import Source, read_source
 
 MOST_GROUPS = 256
-"""Most groups of launches that are looked at."""
 MOST_POINTS = 8
-"""Most definitions that one kernel gives: one per choice of constexprs, the most frequent first."""
+"""Maximum of definitions per kernel: one per choice of constexprs, the most frequent first."""
 _SETTLED_BY_PARTS = frozenset(
     (MORE, "shape-unknown", "strides-not-contiguous", "int-unexplained", "grid-unknown")
 )
-"""Reasons that launches with other constexprs may have been the cause of."""
 _LOOKED_UP = re.compile(r"\[\s*[\"'](\w{1,100})[\"']\s*\]")
 
 Bounds = Mapping[str, tuple[int, int | str]]
-"""Least and largest number of an input, both included; the largest may be an axis' expression."""
+"""Least and largest number of an input, inclusive; the largest may be an axis expression."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +42,9 @@ class Lifted:
     """One definition, with the launches that it was lifted from."""
 
     own: OwnDefinition
-    """Definition, space, incumbent and how launches are bound."""
+    """Definition, space, incumbent and binding of launches."""
     workloads: tuple[Workload, ...]
-    """Live shapes; weights are launches that were seen."""
     grids: tuple[tuple[int, int, int], ...]
-    """Live grid of each of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,25 +52,18 @@ class SkippedKernel:
     """A kernel, or some of its launches, that was not lifted."""
 
     kernel: str
-    """``module:qualname``, made harmless."""
+    """``module:qualname``, sanitized."""
     source_digest: str
-    """Of the live source, made harmless."""
+    """Of the live source, sanitized."""
     reason: str
-    """Stable code."""
     detail: str
-    """One sentence."""
     launches: int
-    """How many were seen."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of all observations."""
-
     lifted: list[Lifted] = field(default_factory=list)
-    """Definitions."""
     kept: list[SkippedKernel] = field(default_factory=list)
-    """What stays as it is, and why."""
 
 
 def lift_all(
@@ -83,16 +72,11 @@ def lift_all(
     bounds: Mapping[str, Bounds] | None = None,
     references: Mapping[str, str] | None = None,
 ) -> Outcome:
-    """Lift what can be lifted; one kernel's fault never keeps another from it.
+    """Lift all suitable kernels; an error in one kernel does not affect others.
 
-    Parameters
-    ----------
-    raw
-        The runtime's records, untrusted.
-    bounds
-        By kernel: of inputs whose numbers are places.
-    references
-        By kernel: a float64 reference somebody wrote, which then is the oracle.
+    `raw` holds the runtime's untrusted records. `bounds` gives, by kernel, bounds of inputs whose
+    numbers are indices. `references` gives, by kernel, a float64 reference from a user, which
+    becomes the oracle.
     """
     outcome = Outcome()
     by_source: dict[tuple[str, str], list[Observation]] = {}
@@ -124,7 +108,7 @@ def lift_all(
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """What somebody said of a kernel."""
+    """User-provided bounds and reference of a kernel."""
 
     bounds: Bounds
     reference: str
@@ -133,10 +117,10 @@ class _Given:
 def _by_parts(
     group: Group, error: NotLifted, given: _Given
 ) -> tuple[list[Lifted], list[tuple[NotLifted, Group]]]:
-    """Lift each choice of constexprs by itself where all together could not be explained.
+    """Lift each choice of constexprs separately if all together have no explanation.
 
-    A length that is compiled in differs between choices and not within one. Where none can be
-    lifted, the reason that held for all of them is told.
+    A compiled-in length differs between choices and not within one. If no part can be lifted, the
+    reason for all of them is reported.
     """
     found: list[Lifted] = []
     told: list[tuple[NotLifted, Group]] = []
@@ -149,10 +133,9 @@ def _by_parts(
 
 
 def _parts(group: Group) -> tuple[Group, ...]:
-    """Return what may be looked at by itself; nothing where that is all of it."""
     try:
         parts = group.parts()
-    except NotLifted:  # options that no variant may have: the first reason stands
+    except NotLifted:  # options that a variant must not have: report the first reason
         return ()
     return parts[:MOST_POINTS] if len(parts) > 1 else ()
 
@@ -173,12 +156,12 @@ def lift(group: Group, *, bounds: Bounds | None = None, reference: str = "") -> 
     Raises
     ------
     NotLifted
-        With the reason; see `source`, `flow`, `roles`, `shapes`, `grids` and `building`.
+        With the reason; see `source`, `data_flow`, `roles`, `shapes`, `grids` and `definition`.
     """
     first = group.first
     for param in first.params:
         if param.kind == "other":
-            raise NotLifted("argument-unknown", detail=f"'{param.name}' is no plain value")
+            raise NotLifted("argument-unknown", detail=f"'{param.name}' is not a plain value")
     if any(p.aligned16 is False for o in group.observations for p in o.params):
         raise NotLifted("pointer-unaligned", detail="a tensor does not begin at 16 bytes")
     source = _source(first)
@@ -242,14 +225,12 @@ def _built(
 def _rows(
     group: Group, axes: Axes, observations: Sequence[Observation]
 ) -> Iterable[dict[str, int]]:
-    """Yield the lengths of all axes, per launch."""
     at = {id(each): place for place, each in enumerate(group.observations)}
     for each in observations:
         yield {name: column[at[id(each)]] for name, column in axes.lengths.items()}
 
 
 def _source(first: Observation) -> Source:
-    """Read the source; what the runtime could not resolve is named where it is used."""
     if first.source is None:
         told = ", ".join(first.unresolved[:4]) or "none was found"
         raise NotLifted("source-missing", detail=told)
@@ -312,7 +293,6 @@ def grid_rules(group: Group, axes: Axes, flow: Flow) -> tuple[str, ...]:
 
 
 def _pairs(flow: Flow, axes: Axes) -> frozenset[tuple[str, str]]:
-    """Name axes where the source names arguments."""
     found = set()
     for name, tile in flow.pairs:
         factors = axes.ints.get(name, (name,))

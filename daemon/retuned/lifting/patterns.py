@@ -1,8 +1,7 @@
-"""What strangers' kernels may turn out to compute, and the catalog's structures for it. Data.
+"""Patterns of known computations, and the catalog's structures for them. Data.
 
-Gated activations as patterns: gate and up as two tensors, or as the halves of one. Data.
-
-How it is said what a stranger's kernel may turn out to compute.
+A pattern describes what an untrusted kernel may compute. Gated activations have two forms: gate and
+up as two tensors, or as the halves of one.
 """
 
 from __future__ import annotations
@@ -23,59 +22,44 @@ class Shape:
     """One source structure for a pattern, one program per row or per part of a row."""
 
     structure: str
-    """Name, as the catalog's."""
     function: str
-    """Of the source."""
     grid: str
-    """Programs, over ``{M}``, the lengths by symbol, and BLOCK."""
+    """Number of programs, over ``{M}``, the lengths by symbol, and BLOCK."""
     whole: bool
-    """Whether BLOCK has to cover a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """What a kernel may compute."""
-
     name: str
-    """Operator of the catalog."""
     inputs: Mapping[str, tuple[str, ...]]
     """Role -> symbols of its shape; M is the variable one. ``2*I`` is twice the length of I."""
     outputs: Mapping[str, tuple[str, ...]]
-    """The same; the first has the element type of the first input."""
+    """Role -> symbols; the first has the element type of the first input."""
     optional: frozenset[str]
-    """Outputs that a kernel need not have: it has all of them, or none."""
+    """Optional outputs: a kernel has all of them, or none."""
     numbers: Mapping[str, float | None]
-    """Role of a real argument -> what holds without one; None where a kernel must have it."""
+    """Role of a real argument -> value if it is absent; None if it is required."""
     compute: Callable[[Arrays, Numbers], dict[str, Wide]]
-    """In float64."""
     reference: str
-    """The same as the text of a definition's reference: ``{role}`` for names and numbers."""
+    """The computation as text of a reference: ``{role}`` for names and numbers."""
     returns: Mapping[str, str]
-    """Output role -> expression of the reference."""
     source: str
-    """File of the catalog."""
     arguments: tuple[str, ...]
-    """Of every function of the source but BLOCK: roles, symbols, or expressions over them."""
+    """Arguments of every function except BLOCK: roles, symbols, or expressions over them."""
     row: str
-    """Symbol of a row's length, which BLOCK is about."""
+    """Symbol of a row's length, which BLOCK divides."""
     shapes: tuple[Shape, ...]
-    """Structures."""
     alike: tuple[str, ...] = ()
-    """Inputs that may change places without anything else changing; one order is looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Activation:
-    """What becomes of the gate before it is multiplied."""
+    """Activation of the gate before the multiplication."""
 
     name: str
-    """Operator of the catalog."""
     of: Callable[[Wide, Numbers], Wide]
-    """In float64."""
     text: tuple[str, ...]
-    """The same of ``gate``, as lines of a reference that end in ``activated``."""
     numbers: tuple[str, ...] = ()
-    """Real arguments; each is 1 where a kernel has none."""
 
 
 def _silu(gate: Wide, numbers: Numbers) -> Wide:

@@ -1,6 +1,6 @@
-"""How far a lifted definition reaches: which axes vary, how far, and what its tensors may hold.
+"""Ranges of a lifted definition: variable axes, their bounds, and bounds of tensor contents.
 
-No further than was seen: a place beyond its tensor would be somebody else's memory.
+They do not exceed the observations, because an index beyond its tensor would access other memory.
 """
 
 from __future__ import annotations
@@ -30,19 +30,14 @@ class Point:
     """Launches with the same constexprs and options."""
 
     observations: tuple[Observation, ...]
-    """The most frequent first."""
     rows: tuple[Mapping[str, int], ...]
-    """Lengths of all axes, per launch."""
     options: Mapping[str, int]
-    """Launch options."""
     constants: Mapping[str, int]
-    """Whole constexprs."""
     others: Mapping[str, object]
-    """Other constexprs."""
 
 
 def lengths_of(axes: Axes, point: Point) -> dict[str, AxisConst | AxisVar]:
-    """Rows and what varies stay variable; a width that this point has only once is constant."""
+    """Split axes: rows and varying axes are variable; a width with one value here is constant."""
     shaped = {axis for shape in axes.shapes.values() for axis in shape}
     moving = [axis for axis in axes.variable if axis in shaped]
     variable = {
@@ -66,7 +61,7 @@ def spec_of(
     bounds: Mapping[str, tuple[int, int | str]],
     point: Point,
 ) -> TensorSpec:
-    """Describe an input; whole numbers, which may be places, stay within bounds.
+    """Describe an input; integers, which may be indices, stay within bounds.
 
     Raises
     ------
@@ -88,10 +83,10 @@ def spec_of(
 def held_axes(
     definition: Definition, axes: Axes, bounds: Mapping[str, tuple[int, int | str]]
 ) -> frozenset[str]:
-    """Return axes that must not be shorter than was seen, or a place would lie beyond its tensor.
+    """Return axes that must not be shorter than observed, so that indices stay within tensors.
 
-    A bound that is a plain number does not say along which axis its places are: then that is every
-    axis but those of the places themselves.
+    A bound that is a plain number does not name an axis. Then all axes are held except those of the
+    indices themselves.
     """
     found: set[str] = set()
     for name in bounds.keys() & definition.inputs.keys():
@@ -106,7 +101,7 @@ def held_axes(
 def where_of(
     axes: Axes, lengths: Mapping[str, AxisConst | AxisVar], point: Point, *, held: frozenset[str]
 ) -> str:
-    """Bound what arguments vary: no further than was seen, and as divisible as all that was."""
+    """Bound the variable axes to the observed range and the observed divisibility."""
     clauses = []
     for axis, length in lengths.items():
         if isinstance(length, AxisConst):
@@ -126,7 +121,6 @@ def where_of(
 
 
 def made_of(dtype: DType, spec: TensorSpec) -> InputRecipe:
-    """Return how inputs like one are made up."""
     if not is_whole(dtype):
         return InputRecipe(like=Distribution.NORMAL)
     rule = spec.values
@@ -135,7 +129,6 @@ def made_of(dtype: DType, spec: TensorSpec) -> InputRecipe:
 
 
 def _bound_axis(expression: str, axes: Axes) -> str:
-    """Return the axis that a bound such as ``n_cols - 1`` is about, by its name here."""
     name = expression.partition("-")[0].strip()
     if name in axes.ints and len(axes.ints[name]) == 1:
         name = str(axes.ints[name][0])
@@ -143,10 +136,11 @@ def _bound_axis(expression: str, axes: Axes) -> str:
 
 
 def _least(expression: str, axes: Axes, point: Point) -> int:
-    """Return an axis' last place where it is shortest: within bounds at every shape."""
     name, less = _bound_axis(expression, axes), expression.partition("-")[2]
     if name not in axes.lengths or not (less.strip() or "0").isdecimal():
-        raise NotLifted("bounds-unknown", detail=f"'{expression[:80]}' is no axis less a number")
+        raise NotLifted(
+            "bounds-unknown", detail=f"'{expression[:80]}' is not an axis minus a number"
+        )
     shortest = min(row[name] for row in point.rows) - int(less.strip() or "0")
     if shortest < 0:
         raise NotLifted("bounds-unknown", detail=f"'{expression[:80]}' is below zero")

@@ -1,11 +1,9 @@
-"""A recognised kernel with the catalog's other structures, fitted to its arguments.
+"""Recognition of lifted kernels by their outputs, and the catalog's structures for them.
 
-The file of a fitted variant is the catalog's own text and two entries: one with the arguments of
-the definition, which the lab launches, and one that gets the live launch's real numbers, which the
-server launches. Both call the same function. The definition gets the pattern's float64 reference:
-what is new source is judged by what ought to come out, not by what the incumbent gives.
-
-Whether a lifted kernel computes what the catalog knows: by what it gives, never by its name.
+A kernel's name is not used. The file of a fitted variant is the catalog's text and two entries,
+which call the same function. The lab launches the entry with the definition's arguments. The server
+launches the entry that gets the live launch's real numbers. The definition gets the pattern's
+float64 reference, so new source is judged by the correct result and not by the incumbent's.
 """
 
 from __future__ import annotations
@@ -34,22 +32,20 @@ from retuned.lifting.patterns import PATTERNS, Arrays, Pattern, Shape, Wide
 from retuned.lifting.records import NotLifted
 
 FAMILIES = ("randn", "randn-small", "randn-large")
-"""Families of inputs that a kernel is asked with."""
 ROWS = (1, 3)
-"""Lengths of the variable axis that it is asked with."""
 ROUNDINGS = 2.0
-"""Units in the last place, of values of a row's size, that an output may be off: a product or two
-may be rounded to the narrow type on the way."""
+"""Allowed error in units in the last place of a row's size.
+
+A product or two may be rounded to the narrow type in between.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """What an element type can hold."""
+    """Precision of an element type."""
 
     unit: float
-    """Relative distance of neighbours."""
     least: float
-    """Smallest number above zero."""
     largest: float
 
 
@@ -64,37 +60,29 @@ _MOST_FLOATS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """Which argument has which role."""
+    """Roles of the arguments."""
 
     pattern: Pattern
-    """What is computed."""
     tensors: Mapping[str, str]
-    """Role -> tensor of the definition."""
     numbers: Mapping[str, str]
-    """Role -> real argument of the live kernel."""
     lengths: Mapping[str, int]
-    """Symbol -> length, of constant axes."""
     variable: str
-    """Axis of the rows."""
 
     def values(self, floats: Mapping[str, float]) -> dict[str, float]:
-        """Return every number of the pattern."""
         usual = {role: default or 0.0 for role, default in self.pattern.numbers.items()}
         return usual | {role: floats[name] for role, name in self.numbers.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledLaunch:
-    """Inputs that a live kernel was given, and what it gave."""
+    """Inputs and outputs of one launch of a live kernel, by tensor of the definition."""
 
     inputs: Arrays
-    """By tensor of the definition."""
     outputs: Arrays
-    """By tensor of the definition."""
 
 
 def assignments(own: OwnDefinition) -> Iterator[Assignment]:
-    """Yield every assignment that shapes and element types allow; none for what is not lifted."""
+    """Yield every assignment that shapes and element types allow; empty if not lifted."""
     definition, origin = own.definition, own.lifted
     if origin is None or definition.updated or len(definition.variable_axes) != 1:
         return
@@ -117,14 +105,9 @@ def assignments(own: OwnDefinition) -> Iterator[Assignment]:
 
 
 def recognise(own: OwnDefinition, draws: Sequence[SampledLaunch]) -> Assignment | None:
-    """Return what a kernel computes; None where nothing, or more than one thing, explains it.
+    """Return the pattern of a kernel; None if no pattern, or more than one, matches.
 
-    Parameters
-    ----------
-    own
-        Lifted.
-    draws
-        What it gave: every family at every number of rows.
+    `draws` holds sampled launches: every family at every number of rows.
     """
     assert own.lifted is not None, "only what was lifted has answers"
     if not draws:
@@ -170,13 +153,12 @@ def _off(found: Wide, expected: Wide, kept: _Format) -> float:
 
 
 def _held(values: Wide, kept: _Format) -> Wide:
-    """Return numbers as a type holds them that are near or beyond its end: as infinite."""
+    """Convert numbers at or beyond a type's range to infinities."""
     beyond = np.abs(values) > kept.largest * (1.0 - ROUNDINGS * kept.unit)
     return np.where(beyond, np.copysign(np.inf, values), values)
 
 
 def _numbers(pattern: Pattern, floats: tuple[str, ...]) -> Iterator[dict[str, str]]:
-    """Yield every way to give each real argument a role; one without a role is no match."""
     needed = {role for role, default in pattern.numbers.items() if default is None}
     for roles in permutations(pattern.numbers, len(floats)):
         if needed <= set(roles):
@@ -184,7 +166,6 @@ def _numbers(pattern: Pattern, floats: tuple[str, ...]) -> Iterator[dict[str, st
 
 
 def _tensors(pattern: Pattern, own: OwnDefinition) -> Iterator[dict[str, str]]:
-    """Yield every way to give each tensor a role."""
     inputs, outputs = own.definition.inputs, own.definition.outputs
     roles = [r for r in pattern.outputs if r not in pattern.optional]
     optional = [r for r in pattern.outputs if r in pattern.optional]
@@ -213,7 +194,6 @@ def _lengths(
     variable: str,
     constants: Mapping[str, int],
 ) -> dict[str, int] | None:
-    """Return the lengths of a pattern's symbols where the tensors' shapes and types fit."""
     specs: dict[str, TensorSpec] = {**own.definition.inputs, **own.definition.outputs}
     first = specs[tensors[next(iter(pattern.inputs))]].dtype
     if specs[tensors[next(iter(pattern.outputs))]].dtype is not first:
@@ -238,20 +218,19 @@ def _lengths(
 
 
 ENTRY, SERVES = "fitted", "fitted_to_a_launch"
-"""What the lab launches, and what a server does."""
+"""Entries that the lab and a server launch."""
 RECOGNISED = "recognised"
-"""Tag of a definition whose kernel was recognised; the pattern's name is another."""
+"""Tag of a definition with a recognised kernel; the pattern's name is another tag."""
 _BLOCKS = (128, 256, 512, 1024, 2048, 4096, 8192)
 _WHOLE = 32_768
-"""Longest row that one program holds."""
 _LEAST_BLOCK = 16
 _WARPS = (1, 2, 4, 8, 16)
 _MOST_STEPS = 256
-"""Most blocks of a row that is read in parts."""
+"""Maximum of blocks of a row that is read in parts."""
 
 
 def fitted(lifted: Lifted, found: Assignment) -> Lifted:
-    """Return a lifted kernel with the reference and the structures of what it computes.
+    """Return a lifted kernel with its pattern's reference and structures.
 
     Raises
     ------
@@ -302,7 +281,6 @@ def _reference(found: Assignment, floats: Mapping[str, float]) -> str:
 
 
 def _variant(found: Assignment, shape: Shape, floats: Mapping[str, float]) -> OwnVariant | None:
-    """Return one structure; None where a row is too long for it."""
     length = found.lengths[found.pattern.row]
     width = max(_LEAST_BLOCK, next_pow2(length))
     if shape.whole and width > _WHOLE:
@@ -342,7 +320,6 @@ def _text(found: Assignment, shape: Shape, floats: Mapping[str, float]) -> str:
 
 
 def _passed(found: Assignment, numbers: Mapping[str, str]) -> str:
-    """Return what the catalog's function is called with."""
     pattern = found.pattern
     first = found.tensors[next(iter(pattern.outputs))]
     parts = []
@@ -356,7 +333,7 @@ def _passed(found: Assignment, numbers: Mapping[str, str]) -> str:
             parts.append(numbers[role])
         elif symbol in found.lengths:
             parts.append(str(int(factor or 1) * found.lengths[symbol]))
-        else:  # of an output that is not there another is passed, and nothing is written to it
+        else:  # in place of an absent output another is passed; it is not written
             name = found.tensors.get(role, first)
             parts.append(f"{name}{plus}{more.format(**found.lengths)}")
     return ", ".join([*parts, "BLOCK"])

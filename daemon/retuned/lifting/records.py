@@ -1,6 +1,6 @@
-"""What the runtime saw of a live Triton launch: a stranger's data, read with bounds.
+"""Runtime records of live Triton launches: untrusted data, parsed with bounds.
 
-Why a live kernel is not lifted: one stable code and one sentence.
+A refused kernel has one stable code and one sentence.
 """
 
 from __future__ import annotations
@@ -24,19 +24,15 @@ from retuned.contract import Digest, DType, Record
 from retuned.errors import Refused
 
 MORE = "needs-more-launches"
-"""Code of what further launches may settle: everything else is final for this source."""
+"""Code that further launches may resolve; all other codes are final for this source."""
 _LONGEST = 400
 
 
 class NotLifted(Refused):
-    """A live kernel that does not become a definition; it keeps running as it is.
+    """A live kernel that cannot become a definition; it runs unchanged.
 
-    Parameters
-    ----------
-    reason
-        Stable code, kebab-case, such as ``atomic-output``.
-    detail
-        What does not fit; made harmless, because it may quote a stranger's text.
+    `reason` is a stable kebab-case code such as ``atomic-output``. `detail` is sanitized, because
+    it may quote untrusted text.
     """
 
     def __init__(self, reason: str, *, detail: str) -> None:
@@ -46,7 +42,7 @@ class NotLifted(Refused):
 
 
 def harmless(text: object) -> str:
-    r"""Return a stranger's text without control characters and not too long.
+    r"""Return untrusted text without control characters and shortened.
 
     Examples
     --------
@@ -57,13 +53,11 @@ def harmless(text: object) -> str:
 
 
 MAX_SOURCE_CHARS = 128 << 10
-"""Longest source that is looked at."""
 MAX_OBSERVATIONS = 512
-"""Most launches of one kernel that are looked at; the most frequent are kept."""
+"""Maximum of launches per kernel; the most frequent are used."""
 MOST_ELEMENTS = 2**40
-"""Largest tensor that is believed."""
 MARK = "@dtype:"
-"""Begins the text that stands for an element type given as a constexpr."""
+"""Prefix of the text that represents an element type given as a constexpr."""
 _DTYPES = {
     "fp64": DType.FLOAT64,
     "fp32": DType.FLOAT32,
@@ -80,12 +74,11 @@ _DTYPES = {
 }
 
 Value = StrictBool | StrictInt | StrictFloat | StrictStr | None
-"""What an argument that is no pointer may be."""
 Identifier = Annotated[str, Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]{0,99}$")]
 
 
 class _LenientRecord(Record):
-    """Fields that later versions of the runtime add are left out."""
+    """Ignores fields that later versions of the runtime add."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
 
@@ -94,15 +87,10 @@ class Param(_LenientRecord):
     """One argument of a launch."""
 
     name: Identifier
-    """Of the parameter."""
     kind: Literal["pointer", "int", "float", "constexpr", "other"]
-    """What Triton took it for."""
     dtype: Annotated[str, Field(max_length=40)] | None = None
-    """Element type of a pointer, as Triton or PyTorch spells it."""
     value: Value = None
-    """Of what is no pointer."""
     numel: Annotated[int, Field(ge=0, le=MOST_ELEMENTS)] | None = None
-    """Elements of a pointer's tensor."""
     aligned16: bool | None = None
     """Whether a pointer's address is a multiple of 16 bytes."""
 
@@ -124,7 +112,6 @@ class Param(_LenientRecord):
 
     @property
     def element(self) -> DType | None:
-        """Element type; None where it is none that the lab knows."""
         text = (self.dtype or "").removeprefix("*").removeprefix("k").removeprefix("torch.")
         text = text.removeprefix("*")
         if text in _DTYPES:
@@ -136,25 +123,20 @@ class Observation(_LenientRecord):
     """One distinct launch."""
 
     kernel: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,512}$")]
-    """``module:qualname``; a stranger's text."""
+    """``module:qualname``; untrusted text."""
     source_digest: Digest
-    """Of the live function's source, as the runtime computes it."""
     source: Annotated[str, Field(max_length=MAX_SOURCE_CHARS)] | None
-    """Text of the function and of what it uses; None where the runtime found none."""
+    """Text of the function and its dependencies; None if the runtime found none."""
     unresolved: tuple[Annotated[str, Field(max_length=400)], ...] = Field(
         default=(), max_length=512
     )
     """Names that the text uses and does not define, with the reason."""
     params: tuple[Param, ...] = Field(min_length=1, max_length=128)
-    """In order."""
     options: dict[str, Value] = Field(default_factory=dict, max_length=64)
-    """``num_warps``, ``num_stages`` and others."""
     grid: tuple[int, int, int]
-    """Programs."""
     grid_source: Annotated[str, Field(max_length=4000)] | None = None
-    """Text of the grid's rule, where the caller gave a function."""
+    """Text of the grid's rule, if the caller gave a function."""
     count: int = Field(default=1, ge=1, le=2**62)
-    """Launches like it."""
 
     @model_validator(mode="after")
     def _one_launch(self) -> Observation:
@@ -167,16 +149,14 @@ class Observation(_LenientRecord):
 
     @property
     def entry(self) -> str:
-        """Name of the function, without module and class."""
         return self.kernel.rpartition(":")[2].rpartition(".")[2]
 
     def of_kind(self, kind: str) -> dict[str, Param]:
-        """Return the parameters of a kind, by name."""
         return {param.name: param for param in self.params if param.kind == kind}
 
 
 def read_observations(raw: Iterable[object]) -> tuple[Observation, ...]:
-    """Read the runtime's records of one kernel.
+    """Parse the runtime's records of one kernel.
 
     Raises
     ------
@@ -198,7 +178,7 @@ def read_observations(raw: Iterable[object]) -> tuple[Observation, ...]:
 def _sized(raw: object) -> Mapping[str, Any]:
     """Pad a grid of fewer than three dimensions, and write element types as marked texts."""
     if not isinstance(raw, Mapping):
-        raise NotLifted("observation-invalid", detail=f"{harmless(raw)[:60]} is no record")
+        raise NotLifted("observation-invalid", detail=f"{harmless(raw)[:60]} is not a record")
     body, grid, params = dict(raw), raw.get("grid"), raw.get("params")
     if isinstance(grid, Sequence) and not isinstance(grid, str) and len(grid) < 3:
         body["grid"] = [*grid, *[1] * (3 - len(grid))]

@@ -1,8 +1,8 @@
-"""What each pointer of a live kernel is: an input, an output, both, or a reason not to lift it.
+"""Roles of a live kernel's pointers: input, output, both, or a reason not to lift it.
 
-A pointer that is read and written is two tensors of the definition: an input with what lies there
-before, which nobody writes to, and an output that begins as a copy of it and that the kernel is
-given. So a launch can be repeated, and what it left behind be compared.
+A pointer that is read and written becomes two tensors of the definition: an input with the previous
+contents, which stays unchanged, and an output that starts as a copy of it and is passed to the
+kernel. So a launch can be repeated and its result compared.
 """
 
 from __future__ import annotations
@@ -22,21 +22,19 @@ class Roles:
     """Pointers, in the order of the parameters."""
 
     inputs: tuple[str, ...]
-    """Read."""
     outputs: tuple[str, ...]
-    """Written, by the names that the definition gives them."""
+    """Written pointers, by their names in the definition."""
     idle: tuple[str, ...]
-    """Neither: another pointer of the type is passed in their place."""
+    """Unused pointers: another pointer of the type is passed in their place."""
     updated: Mapping[str, str] = field(default_factory=dict)
-    """Output -> pointer, of what is changed in place; other outputs are called as their pointer."""
+    """Output -> pointer, for pointers changed in place; other outputs have their pointer's name."""
 
     def pointer(self, tensor: str) -> str:
-        """Return the live parameter of an input or output."""
         return self.updated.get(tensor, tensor)
 
     @property
     def passed(self) -> dict[str, str]:
-        """Tensor that is passed for each pointer; of one changed in place, the output."""
+        """Tensor that is passed for each pointer; for one changed in place, the output."""
         found = {name: name for name in self.inputs}
         return found | {self.pointer(name): name for name in self.outputs}
 
@@ -48,18 +46,10 @@ def roles_of(
     bounded: frozenset[str],
     taken: Collection[str] = (),
 ) -> Roles:
-    """Sort pointers.
+    """Classify the pointers.
 
-    Parameters
-    ----------
-    flow
-        Of the source.
-    dtypes
-        Element type of each pointer.
-    bounded
-        Inputs whose numbers somebody gave bounds for.
-    taken
-        Names that no output may get beside those of pointers.
+    `bounded` are inputs with user-provided bounds. `taken` are names that outputs must not get,
+    besides those of pointers.
 
     Raises
     ------
@@ -81,12 +71,14 @@ def roles_of(
         raise NotLifted("no-inputs", detail="it reads none of its pointers")
     strange = {name for name in bounded if name not in dtypes or not is_whole(dtypes[name])}
     if strange:
-        detail = f"{_list(strange)}: bounds are given, and it is no pointer to whole numbers"
+        detail = f"{_list(strange)}: bounds are given, but it is not a pointer to integers"
         raise NotLifted("bounds-unknown", detail=detail)
     unknown = flow.places - bounded
     if unknown:
         told = _list(unknown)
-        detail = f"{told}: its numbers are places or counts; the setting kernel_bounds takes bounds"
+        detail = (
+            f"{told}: its numbers are indices or counts; set bounds in the setting kernel_bounds"
+        )
         raise NotLifted("index-bounds-unknown", detail=detail)
     used = flow.loaded | flow.stored
     kept = {dtypes[name] for name in used}
@@ -105,7 +97,6 @@ def roles_of(
 
 
 def _left_behind(names: Collection[str], taken: Collection[str]) -> dict[str, str]:
-    """Return what the outputs are called that a launch leaves where these pointers lead."""
     found: dict[str, str] = {}
     for name in names:
         stem, number = f"{name.rstrip('_')}_out", 1
@@ -118,7 +109,6 @@ def _left_behind(names: Collection[str], taken: Collection[str]) -> dict[str, st
 
 
 def is_whole(dtype: DType) -> bool:
-    """Whether an element type holds whole numbers only."""
     return dtype in _WHOLE
 
 

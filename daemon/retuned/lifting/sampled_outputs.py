@@ -1,4 +1,4 @@
-"""What a lifted kernel gives on drawn inputs: asked in a child that holds nothing else."""
+"""Sampled outputs of a lifted kernel on drawn inputs, computed in a separate child."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from retuned.lifting.recognition import (
 )
 
 Ask = Callable[[OwnDefinition], Sequence[SampledLaunch]]
-"""Returns what a kernel gives."""
 
 
 def draws_of(own: OwnDefinition) -> tuple[SampledLaunch, ...]:
@@ -52,12 +51,12 @@ def draws_of(own: OwnDefinition) -> tuple[SampledLaunch, ...]:
 
 
 def with_structures(lifted: Lifted, ask: Ask = draws_of) -> Lifted:
-    """Return a lifted kernel with the catalog's structures, if it is recognised; else as it is.
+    """Return a recognised kernel with the catalog's structures; others unchanged.
 
     Raises
     ------
     RetunedError
-        If the live kernel cannot be asked here, or what was found does not fit it.
+        If the live kernel cannot run here, or the structures do not fit it.
     """
     own = lifted.own
     if not own.judged_by_incumbent or next(assignments(own), None) is None:

@@ -1,8 +1,8 @@
-"""Lengths of axes from what launches were given: how many elements each tensor has, and why.
+"""Axis lengths inferred from launches: how many elements each tensor has, and why.
 
-A tensor's elements are a whole number times a product of numbers that launches name: arguments,
-and programs of the grid where nothing else tells the rows. A product counts only if it fits every
-launch that was seen; where two different ones fit, more launches are needed.
+A tensor's elements are an integer times a product of numbers in the launch: arguments, or programs
+of the grid if nothing else gives the rows. A product counts only if it fits every observed launch.
+If two different products fit, more launches are needed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _GRID = "grid"
 _MOST_AXES = 12
 _MOST_ATOMS = 24
 _MOST_PACKED = 16
-"""Most tensors that lie in one, row by row: a stride may be so many times a length."""
+"""Maximum of tensors packed in one, row by row: a stride may be so many times a length."""
 _LONGEST = 2**31 - 1
 
 
@@ -28,45 +28,33 @@ class Launch:
     """One distinct launch, as numbers."""
 
     ints: Mapping[str, int]
-    """Whole arguments."""
     numels: Mapping[str, int]
-    """Elements per pointer."""
     constants: Mapping[str, int]
-    """Whole constexprs."""
     grid: tuple[int, int, int]
-    """Programs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
-    """Axes of a kernel, and what they explain."""
+    """Axes of a kernel, and the values they explain."""
 
     lengths: Mapping[str, tuple[int, ...]]
-    """Length of each axis, per launch."""
     sources: Mapping[str, str]
-    """Where a launch shows each axis: ``param:NAME``, ``grid:0`` or ``const``."""
+    """Source of each axis in a launch: ``param:NAME``, ``grid:0`` or ``const``."""
     ints: Mapping[str, tuple[str | int, ...]]
-    """Every whole argument as a product of axes and numbers."""
     shapes: Mapping[str, tuple[str, ...]]
-    """Axes of every pointer's tensor."""
     fixed: frozenset[str] = field(default_factory=frozenset)
-    """Constexprs that lengths depend on: they are no choice."""
+    """Constexprs that lengths depend on, and that are therefore outside the space."""
 
     @property
     def variable(self) -> tuple[str, ...]:
-        """Axes whose length differs between launches."""
         return tuple(name for name, found in self.lengths.items() if len(set(found)) > 1)
 
 
 def axes_of(launches: Sequence[Launch], *, ranges: Collection[str] = ()) -> Axes:
     """Explain every length.
 
-    Parameters
-    ----------
-    launches
-        Distinct launches of one kernel, all with the same parameters.
-    ranges
-        Constexprs that are lengths of ranges: tiles, and so no lengths of tensors.
+    All `launches` have the same parameters. `ranges` are constexprs that are tile lengths, and so
+    not tensor lengths.
 
     Raises
     ------
@@ -82,7 +70,7 @@ def axes_of(launches: Sequence[Launch], *, ranges: Collection[str] = ()) -> Axes
 
 
 def _check_numbers(launches: Sequence[Launch]) -> None:
-    """Refuse what is no length; a number that is below zero on every launch is a mark."""
+    """Refuse numbers that are not lengths; one that is always negative is a marker."""
     marks = {
         name
         for name, number in launches[0].ints.items()
@@ -144,7 +132,6 @@ class _Explained:
         )
 
     def _take(self, name: str) -> None:
-        """Make a number an axis, another name of one, or a plain number."""
         column = self._ints[name]
         if column[0] < 0:
             self._names[name] = (column[0],)
@@ -165,7 +152,7 @@ class _Explained:
         self._names[name] = (name,)
 
     def _is_product(self, name: str) -> bool:
-        """Say a stride as a product of lengths, where it is one for every launch."""
+        """Express a stride as a product of lengths, where every launch agrees."""
         column = self._ints[name]
         if set(column) == {1}:
             self._names[name] = (1,)
@@ -192,14 +179,13 @@ class _Explained:
         return tuple(sorted(axes, key=lambda axis: rank.get(axis, len(rank))))
 
     def _ordered(self) -> list[str]:
-        """Rows first, then the order of the parameters: what a grid counts is outermost."""
+        """Order axes: rows first, because a grid counts the outermost, then by parameter."""
         rows = [name for name in self._atoms if self._sources[name].startswith(_GRID)]
         rest = [name for name in self._atoms if name not in rows]
         moving = [name for name in rest if len(set(self._atoms[name])) > 1]
         return [*rows, *moving, *[name for name in rest if name not in moving]]
 
     def _with_grid(self, name: str, column: tuple[int, ...]) -> tuple[tuple[str, ...], int]:
-        """Let the programs of a dimension be an axis."""
         for dimension, programs in enumerate(self._grid):
             known = [atom for atom, values in self._atoms.items() if values == programs]
             if len(set(programs)) == 1 or known:
@@ -214,7 +200,7 @@ class _Explained:
                 self._sources[label] = f"{_GRID}:{dimension}"
                 return found
         told = ", ".join(map(str, column[:6]))
-        detail = f"'{name}' had {told} elements, which no arguments explain"
+        detail = f"'{name}' had {told} elements, which the arguments do not explain"
         raise NotLifted("shape-unknown", detail=detail)
 
     def _product(
@@ -226,9 +212,9 @@ class _Explained:
         whole: bool,
         what: str = "",
     ) -> tuple[tuple[str, ...], int] | None:
-        """Return the one product of varying atoms, and the number it is multiplied by.
+        """Return the only product of varying atoms, and its integer factor.
 
-        Without `whole`, constant atoms are tried too, and the number is 1.
+        Without `whole`, constant atoms are tried too, and the factor is 1.
         """
         moving = [n for n, values in atoms.items() if len(set(values)) > 1]
         names = moving if whole else list(atoms)
@@ -248,9 +234,10 @@ class _Explained:
         return found[0] if found else None
 
     def _constant_axes(self, times: int, *, of: str = "") -> list[str]:
-        """Name a constant number of elements: by constant lengths where they make it.
+        """Name a constant number of elements, by constant lengths if possible.
 
-        The tensor's own stride comes first: several may be as long, and each must be some tensor's.
+        The tensor's own stride comes first: several lengths may be equal, and each must belong to a
+        tensor.
         """
         own = self._own_stride(of)
         if own and times % self._atoms[own][0] == 0:
@@ -297,11 +284,10 @@ class _Explained:
         for name in strides:
             if name not in self._used:
                 told = ", ".join(str(each) for each in self._ints[name][:4])
-                detail = f"'{name}' is {told}, and no product of lengths"
+                detail = f"'{name}' is {told}, which is not a product of lengths"
                 raise NotLifted("strides-not-contiguous", detail=detail)
 
     def _settle(self) -> None:
-        """Keep axes that numbers are made of; numbers that never vary and make nothing stay."""
         for name, factors in self._names.items():
             loose = [f for f in factors if isinstance(f, str) and f not in self._used]
             if not loose:
@@ -315,7 +301,6 @@ class _Explained:
 
 
 def _ratio(column: Sequence[int], factors: Sequence[Sequence[int]]) -> int | None:
-    """Return the whole number that every entry is of the product of its factors."""
     first, rest = divmod(column[0], prod(factor[0] for factor in factors))
     if rest or first < 1:
         return None
@@ -330,7 +315,7 @@ def _without_echoes(
     atoms: Mapping[str, tuple[int, ...]],
     sources: Mapping[str, str],
 ) -> list[tuple[tuple[str, ...], int]]:
-    """Prefer arguments to programs of the grid: a grid follows lengths, not they it."""
+    """Prefer arguments to programs of the grid, because a grid follows from lengths."""
     of_arguments = [
         each for each in found if all(sources.get(f, _GRID).startswith("param") for f in each[0])
     ]

@@ -1,8 +1,8 @@
-"""From a stranger's text to a source within the contract, by its syntax tree; nothing is executed.
+"""Source translation of untrusted Triton text into the contract, by its syntax tree.
 
-The runtime puts a live kernel's text together: imports, constants, helpers, the kernel. Here it is
-read again, spelled in the contract's words, and cut down to what the kernel reaches. What cannot be
-said in the contract is refused with the reason: the kernel keeps running as it is.
+The runtime assembles a live kernel's text: imports, constants, helpers, the kernel. This module
+parses it, spells it in the contract's names, and keeps only the code that the kernel reaches. It
+executes nothing. Text outside the contract is refused with a reason, and the kernel runs unchanged.
 """
 
 from __future__ import annotations
@@ -17,27 +17,19 @@ from retuned.runtime.schema import Refused
 from retuned.runtime.triton.contract import BUILTINS, check_source, is_literal
 
 HEADER = "import triton\nimport triton.language as tl\n"
-"""First lines of every source within the contract."""
 DEVICE_HEADER = f"from triton.language.extra import {DEVICE_LIBRARY}\n"
-"""Line of a source that uses a device library."""
 _MOST_NODES = 30_000
 _DECORATORS = frozenset(("jit", "autotune", "heuristics"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A kernel within the contract."""
-
     entry: str
-    """Name of the kernel."""
     functions: dict[str, ast.FunctionDef]
-    """The kernel and the helpers that it reaches, helpers first."""
     constants: dict[str, ast.expr]
-    """Literals of the file that they use, as written behind the name."""
 
     @property
     def text(self) -> str:
-        """The file."""
         lines = [f"{name} = {ast.unparse(value)}" for name, value in self.constants.items()]
         header = HEADER + (DEVICE_HEADER if self._uses_device_library else "")
         constants = "\n".join([header, *lines]) if lines else header
@@ -51,20 +43,12 @@ class Source:
 
     @property
     def parameters(self) -> dict[str, bool]:
-        """Names of the kernel's parameters in order, and whether each is a constexpr."""
         found = self.functions[self.entry].args.args
         return {argument.arg: argument.annotation is not None for argument in found}
 
 
 def read_source(text: str, *, entry: str) -> Source:
-    """Read a live kernel's text.
-
-    Parameters
-    ----------
-    text
-        As the runtime put it together; untrusted.
-    entry
-        Name of the kernel.
+    """Translate a live kernel's text, which is untrusted.
 
     Raises
     ------
@@ -94,7 +78,7 @@ def _parsed(text: str) -> ast.Module:
         tree = ast.parse(text)
         nodes = sum(1 for _ in ast.walk(tree))
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        detail = f"it is no Python: {type(error).__name__}"
+        detail = f"it is not valid Python: {type(error).__name__}"
         raise NotLifted("source-unreadable", detail=detail) from error
     if nodes > _MOST_NODES:
         raise NotLifted("source-unreadable", detail=f"it has {nodes} parts, too many")
@@ -113,7 +97,6 @@ class _Reader:
             self._statement(node)
 
     def reached(self, entry: str) -> Source:
-        """Return the kernel with all that it reaches."""
         functions: dict[str, ast.FunctionDef] = {}
         constants: dict[str, ast.expr] = {}
         begun: set[str] = set()
@@ -162,7 +145,7 @@ class _Reader:
         if isinstance(value, ast.Call) and _last(value.func) == "constexpr" and len(value.args):
             inner = value.args[0]
         if not isinstance(target, ast.Name) or not is_literal(inner):
-            raise NotLifted("global-unknown", detail=f"{ast.unparse(target)[:80]} is no literal")
+            raise NotLifted("global-unknown", detail=f"{ast.unparse(target)[:80]} is not a literal")
         wrapped = ast.parse(f"tl.constexpr({ast.unparse(inner)})", mode="eval").body
         self._constants[target.id] = wrapped
 
@@ -171,7 +154,7 @@ class _Reader:
             if isinstance(node, ast.Import):
                 known, alias = module_of(each.name), each.asname or each.name
                 if known is None or (each.asname is None and "." in each.name):
-                    continue  # what is not known is refused where it is used
+                    continue  # unknown names are refused where they are used
                 self._modules[alias] = known
                 continue
             alias = each.asname or each.name
@@ -183,17 +166,14 @@ class _Reader:
                 self._aliases[alias] = (home, each.name)
 
     def module(self, name: str) -> str | None:
-        """Return the contract's word for a module's name."""
         return self._modules.get(name)
 
     def alias(self, name: str) -> ast.expr | None:
-        """Return the contract's word for a function that was imported by name."""
         if name not in self._aliases or name in self.functions:
             return None
         return self.word(*self._aliases[name])
 
     def word(self, module: str, name: str) -> ast.expr:
-        """Return ``tl.name``, or ``libdevice.name`` for one of a device library."""
         found = function_of(module, name)
         if name in FORBIDDEN:
             raise NotLifted(FORBIDDEN[name], detail=f"the source uses '{name}'")
@@ -204,12 +184,11 @@ class _Reader:
         return ast.Attribute(ast.Name(home, ast.Load()), found, ast.Load())
 
     def is_known(self, name: str) -> bool:
-        """Whether the file defines a name."""
         return name in self.functions or name in self._constants
 
 
 class _Speller(ast.NodeTransformer):
-    """Spells one function in the contract's words."""
+    """Spells one function in the contract's names."""
 
     def __init__(self, reader: _Reader, name: str) -> None:
         self._reader = reader
@@ -287,7 +266,7 @@ class _Speller(ast.NodeTransformer):
 
 
 def _parameter(node: ast.arg) -> ast.arg:
-    """Keep the annotation of a constexpr; others say what Triton would compile differently."""
+    """Keep the annotation of a constexpr; other annotations change what Triton compiles."""
     if node.annotation is None:
         return ast.arg(node.arg)
     said = node.annotation

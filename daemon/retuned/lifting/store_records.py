@@ -1,6 +1,6 @@
-"""Lifted kernels as they are kept and told, and which launches of a trace may be theirs.
+"""Stored records of lifted kernels, and their match with launches of a trace. Pure.
 
-One machine, a sidecar and the operator do this alike. Pure.
+`retuned run`, the sidecar and the operator share this code.
 """
 
 from __future__ import annotations
@@ -19,32 +19,26 @@ from retuned.lifting.lift import Lifted
 from retuned.stages.profile import ProfileSettings, Signature, SignatureStat, bucket_low
 
 _GROWING = frozenset({"count", "device_time"})
-"""Fields of an observation that say how often and how long, and nothing about what."""
+"""Fields of an observation that hold only counts and durations."""
 _WARPS = (32, 64)
-"""Threads of a warp, on NVIDIA's and on AMD's devices."""
 _USUAL_WARPS = 4
-"""Of a launch that does not say, in Triton."""
 
 
 class LiftedRecord(Record):
-    """A lifted definition as the store keeps it."""
+    """A lifted definition as stored."""
 
     own: OwnDefinition
-    """The definition."""
     workloads: tuple[Workload, ...] = Field(max_length=4096)
-    """Live shapes; weights are launches that were seen."""
     grids: tuple[tuple[int, int, int], ...] = Field(max_length=4096)
-    """Live grid of each of them."""
 
     @classmethod
     def of(cls, lifted: Lifted) -> LiftedRecord:
-        """Wrap what came of observations."""
         return cls(own=lifted.own, workloads=lifted.workloads, grids=lifted.grids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """One shape that a launch of some geometry may have had."""
+    """One possible shape of launches with some geometry."""
 
     workload: Workload
     """Lengths; the weight is that of its launches among all of this geometry."""
@@ -60,23 +54,17 @@ class _Shape:
     grid: tuple[int, int, int]
     warps: int
     numel: int
-    """Elements of its largest input."""
 
 
 class Geometries:
-    """Which shapes of lifted kernels a launch in a trace may have had.
+    """Possible shapes of lifted kernels for launches in a trace.
 
-    A trace of a GPU shows a kernel's name and grid, or, where an operator launched it, the shapes
-    of that operator's tensors instead. These are not the kernel's arguments, but its largest input
-    is among them. Where several shapes are possible, the time is divided as the launches were that
-    the runtime counted.
+    A GPU trace shows a kernel's name and grid, or, if an operator launched it, the shapes of that
+    operator's tensors. These are not the kernel's arguments, but include its largest input. If
+    several shapes are possible, the time is divided in proportion to the runtime's launch counts.
 
-    Parameters
-    ----------
-    records
-        What was lifted from kernels of one server, or of servers that are alike.
-    buckets
-        How profiles round lengths.
+    `records` come from one server or from equal servers. `buckets` are the profile's rounding of
+    lengths.
     """
 
     def __init__(self, records: Iterable[LiftedRecord], *, buckets: ProfileSettings) -> None:
@@ -97,7 +85,7 @@ class Geometries:
                 self._found.setdefault(entry, []).append(shape)
 
     def shares_of(self, stat: SignatureStat) -> tuple[Share, ...]:
-        """Return the shapes that launches of lifted kernels may have had; none for others."""
+        """Return the possible shapes of launches of lifted kernels; empty for other kernels."""
         signature = stat.signature
         fits = self._by_operator(signature) if signature.dims else _by_grid(signature)
         possible = [each.workload for each in self._found.get(signature.kernel, ()) if fits(each)]
@@ -113,7 +101,7 @@ class Geometries:
         )
 
     def _by_operator(self, signature: Signature) -> Callable[[_Shape], bool]:
-        """Fit by the largest tensor of the operator, of which a signature has upper edges."""
+        """Match by the operator's largest tensor; a signature holds its upper edges."""
         largest = max(signature.dims, key=math.prod)
         high = math.prod(largest)
         low = math.prod(bucket_low(length, self._settings) for length in largest)
@@ -130,7 +118,7 @@ def _by_grid(signature: Signature) -> Callable[[_Shape], bool]:
 
 
 def same_launches(one: LiftedFrom | None, other: LiftedFrom | None) -> bool:
-    """Whether two definitions are of the same launches, of which one knows more."""
+    """Whether two definitions describe the same launches, one with more observations."""
     told = {"kernel", "source_digest", "floats", "constants", "options", "dtypes"}
     if one is None or other is None:
         return False
@@ -138,7 +126,7 @@ def same_launches(one: LiftedFrom | None, other: LiftedFrom | None) -> bool:
 
 
 def observed_digest(records: Sequence[Mapping[str, Any]], bounds: Mapping[str, Any]) -> Digest:
-    """Return what says whether anything new was seen or said: launches, not how often."""
+    """Return a digest of the distinct launches and messages, without counts."""
     told = sorted(
         json.dumps(
             {n: v for n, v in record.items() if n not in _GROWING}, sort_keys=True, default=str

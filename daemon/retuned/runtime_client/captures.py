@@ -148,7 +148,7 @@ def _fetched(
 
 @dataclass(slots=True)
 class FakeInputTap:
-    """Hands out what a test put there, once somebody listens."""
+    """Hands out what a test put there, once a listener is set."""
 
     samples: dict[str, list[CapturedInputs]] = field(default_factory=dict)
     """By slot."""
@@ -172,7 +172,7 @@ class FakeInputTap:
         self.listening[definition] = rule
 
     def captured(self, definition: Definition, *, max_bytes: int) -> Sequence[CapturedInputs]:
-        """Return what is there, while somebody listens; see `InputTap.captured`."""
+        """Return what is there, while a listener is set; see `InputTap.captured`."""
         self._check(definition.name)
         if definition.name not in self.listening:
             return []

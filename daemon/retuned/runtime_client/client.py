@@ -1,12 +1,12 @@
 """The runtime's control socket as a `Swapper`, for one process or for all workers of a server.
 
-Every request opens a connection of its own: nothing has to be reconnected after either side
+Every request opens a new connection: nothing has to be reconnected after either side
 restarts. Several processes are driven alike (`runtime_processes`) and reported as one: counts are
 added, and of what differs the state furthest behind is told, so that an order is repeated until
 every process has it. What was counted is that of the processes that have the newest order; the
 others count as idle. Reports are made of the answers that come, as long as one does.
 
-What a server's process says of itself, read as a stranger's answer.
+What a server's process says of itself, read as untrusted data.
 """
 
 from __future__ import annotations
@@ -129,7 +129,6 @@ class RuntimeSocket:
         return list(self._processes.reports(_HELLO, _hello).values())
 
     def slots(self) -> Sequence[SlotState]:
-        """Report every slot; see `Swapper.slots`."""
         found: dict[str, list[SlotState]] = defaultdict(list)
         parse = entries("slots", slot_state)
         for states in self._processes.reports({"op": "slots"}, parse).values():
@@ -138,7 +137,6 @@ class RuntimeSocket:
         return [merge_states(states) for states in found.values()]
 
     def samples(self) -> Sequence[WatchSample]:
-        """Return what was counted per slot; see `Swapper.samples`."""
         found: dict[str, dict[str, WatchSample]] = defaultdict(dict)
         parse = entries("samples", sample_of)
         for process, samples in self._processes.reports({"op": "samples"}, parse).items():
@@ -296,7 +294,7 @@ class RuntimeSocket:
         CandidateError
             If one refuses.
         TemporaryError
-            If one does not answer, or nobody listens.
+            If one does not answer, or no process listens.
         """
         answers, errors = self._processes.tell(request)
         for error in worst_first(errors):

@@ -15,7 +15,7 @@ from retuned.runtime.core.control_socket import allowed_uids, peer_uid
 MAX_ANSWER_BYTES = 32 << 20
 """Longest answer taken from a server."""
 RETRY_S = 1.0
-"""When a process that did not answer is asked again."""
+"""Delay before a process that did not answer gets the next request."""
 
 Said = dict[str, Any] | RetunedError | None
 """An answer, what went wrong instead, or None where the process is gone."""

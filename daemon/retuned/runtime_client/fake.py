@@ -52,7 +52,7 @@ class FakeSwapper:
     _spread: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def restart(self) -> None:
-        """Lose everything, as a server does that is started anew."""
+        """Lose everything, as a restarted server does."""
         self._opened.clear()
         self._orders.clear()
         self._prepared.clear()
@@ -62,7 +62,6 @@ class FakeSwapper:
         self.counts.clear()
 
     def slots(self) -> Sequence[SlotState]:
-        """Report every slot; see `Swapper.slots`."""
         self._answer()
         return [
             SlotState(
@@ -78,12 +77,10 @@ class FakeSwapper:
         ]
 
     def environments(self) -> Sequence[ServerEnvironment]:
-        """Return what the test says; see `Swapper.environments`."""
         self._answer()
         return [self.runs_on]
 
     def samples(self) -> Sequence[WatchSample]:
-        """Return what the test says was counted; see `Swapper.samples`."""
         self._answer()
         nothing = dict.fromkeys(_COUNTS, 0)
         return [
@@ -149,7 +146,6 @@ class FakeSwapper:
             self._prepared.discard((order.definition, order.artifact))
 
     def bypass(self, definition: str, *, on: bool) -> None:
-        """Serve the original for a while; see `RuntimeSocket.bypass`."""
         self._slot(definition)
         if on and self._active(definition) is not None:
             self._bypassed.add(definition)

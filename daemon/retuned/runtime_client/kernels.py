@@ -41,7 +41,6 @@ class RuntimeKernels:
         self._most = most
 
     def observed(self) -> Sequence[Mapping[str, Any]]:
-        """Return what every process saw; see `KernelTap.observed`."""
         found: list[Mapping[str, Any]] = []
         for path in self._server.processes():
             for record in self._of(RuntimeSocket(path)):
@@ -66,7 +65,7 @@ class RuntimeKernels:
 
 
 def _joined(answer: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Put the sources of a page back into its records; a stranger's page may hold anything."""
+    """Put the sources of a page back into its records; the page is untrusted."""
     records, sources = answer.get("records"), answer.get("sources")
     if not isinstance(records, list) or not isinstance(sources, Mapping):
         return
@@ -86,7 +85,6 @@ class FakeKernelTap:
     """Whether the server does not answer."""
 
     def observed(self) -> Sequence[Mapping[str, Any]]:
-        """Return what is there; see `KernelTap.observed`."""
         if self.away:
             raise TemporaryError("the fake server is away", delay_s=_RETRY_S)
         return list(self.records)

@@ -1,7 +1,7 @@
 """All processes of a server behind a socket or a folder of them: told alike, at the same time.
 
 All are told before an error is raised: one that hangs or refuses must not keep the others from
-going back. A socket that nobody listens on belongs to a process that died, and is skipped.
+going back. A socket without a listener belongs to a process that died, and is skipped.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class RuntimeProcesses:
     def tell(
         self, request: Mapping[str, Any]
     ) -> tuple[dict[str, dict[str, Any]], list[RetunedError]]:
-        """Return the answers by socket, and the errors, of which there is one if nobody listens."""
+        """Return the answers by socket, and the errors, one of them if no process listens."""
         return self.each(lambda path: told(path, request, timeout_s=self._timeout_s))
 
     def each(

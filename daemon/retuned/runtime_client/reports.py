@@ -1,4 +1,4 @@
-"""What the processes of a server report, read as a stranger's answers and added up.
+"""What the processes of a server report, read as untrusted data and added up.
 
 How far an order has spread over the processes of a server: their reports as one.
 """

@@ -24,7 +24,7 @@ _RETRY_S = 1.0
 
 
 class _Answer(BaseModel):
-    """A stranger's answer: what is not known is ignored, what is known has its form."""
+    """An untrusted answer: unknown fields are ignored, known fields are validated."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
@@ -88,7 +88,7 @@ class SlotStatus(_Answer):
     errors: int = 0
     """Launches of the variant that raised."""
     unfollowed_graphs: int = 0
-    """Captured graphs of the process of which nobody knows what they launch."""
+    """Captured graphs of the process whose launches are unknown."""
     graphs_reason: str = Field(default="", max_length=300)
     """Why graphs are not followed at all; empty if they are."""
     breaker: dict[str, str] = Field(default_factory=dict)
@@ -172,7 +172,7 @@ class ProcessStatus(_Answer):
     server: str = Field(default="", max_length=300)
     """Name of the server, as it calls itself."""
     rank: str = Field(default="", max_length=32)
-    """Among the processes of the server; empty where nobody says."""
+    """Among the processes of the server; empty if not reported."""
     ranks: dict[str, int] = Field(default_factory=dict, max_length=32)
     """Rank and size in all and per kind of parallelism, as far as the process can tell."""
     instance: str = Field(default="", max_length=300)
@@ -208,7 +208,7 @@ class ProcessStatus(_Answer):
 
     @property
     def number(self) -> int | None:
-        """Rank in all; None where nobody says. What PyTorch has made is believed first."""
+        """Rank in all; None if not reported. What PyTorch has made is believed first."""
         told = self.ranks.get("rank")
         if told is None and self.rank.isascii() and self.rank.isdigit():
             return int(self.rank)

@@ -4,7 +4,7 @@ Orders on tuned-config files over the control socket, behind the port that swaps
 
 An order on a tuned-config file as a server's process reads it, and what its answer means.
 
-What the processes of a server say of tuned-config files, read as a stranger's answers.
+What the processes of a server say of tuned-config files, read as untrusted data.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _tripped(entry: FileReport | None) -> str:
 _ELSEWHERE = frozenset({"unknown-op", "tuned-off", "server-not-here"})
 """Refusals of a process that reads no such file."""
 _BUSY = "tuned-busy"
-"""Somebody else writes at this moment."""
+"""Another process writes the file now."""
 _TIMEOUT_S = 20.0
 
 
@@ -235,12 +235,10 @@ class RuntimeFiles:
         return said
 
     def formats(self) -> frozenset[Format]:
-        """Return the files that are read; see `FileTap.formats`."""
         processes = self.processes().values()
         return frozenset(each for each in FORMATS if any(each in p.formats for p in processes))
 
     def look(self, format: Format, lookup: Mapping[str, Any]) -> Look:
-        """Return what is picked; see `FileTap.look`."""
         request = {"op": "tuned-look", "format": format, "lookup": dict(lookup)}
         looks = []
         for process in self.processes().values():
@@ -356,7 +354,6 @@ class FilesSwapper:
         self._requests: dict[str, dict[str, Any]] = {}
 
     def slots(self) -> Sequence[SlotState]:
-        """Report every slot; see `Swapper.slots`."""
         return [*self._kernels.slots(), *(merge_states(s) for s in self._entries(entry_state))]
 
     def samples(self) -> Sequence[WatchSample]:
@@ -364,7 +361,6 @@ class FilesSwapper:
         return [*self._kernels.samples(), *(merged(s) for s in self._entries(entry_sample))]
 
     def environments(self) -> Sequence[ServerEnvironment]:
-        """Return what each process runs on; see `Swapper.environments`."""
         return self._kernels.environments()
 
     def prepare(self, order: SwapOrder, *, artifact_dir: Path) -> None:

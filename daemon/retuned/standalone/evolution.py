@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from retuned.adapters.backend_process import missing_backend
 from retuned.errors import UsageError
 from retuned.lab.generators.evolve import EvolveConfig, EvolveRules
 from retuned.lab.llm.http import check_url
@@ -37,11 +36,6 @@ def config_of(
     if variable and not given.get(variable):
         raise UsageError(f"evolve_key_variable names {variable}, which is not in the environment")
     check_url(settings.evolve_url, key=bool(variable))
-    if settings.evolve_backend != "own" and settings.evolve_backend_python is None:
-        raise UsageError(
-            f"evolve_backend is {settings.evolve_backend} and evolve_backend_python is not set: "
-            f"{missing_backend(settings.evolve_backend)}"
-        )
     return EvolveConfig(
         url=settings.evolve_url,
         model=settings.evolve_model,
@@ -55,8 +49,6 @@ def config_of(
         tokens_field=settings.evolve_tokens_field,
         timeout_s=settings.evolve_timeout_s,
         transcripts=str(settings.state_dir / "transcripts"),
-        backend=settings.evolve_backend,
-        backend_python=str(settings.evolve_backend_python or ""),
         hints=str(settings.evolve_hint_dir) if settings.evolve_hint_dir is not None else "",
         rules=EvolveRules(
             islands=settings.evolve_islands,

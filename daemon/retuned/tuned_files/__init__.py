@@ -1,6 +1,7 @@
-"""Kernels that a server configures by a tuned-config file: pure decisions, from launch to change.
+"""Tuned-config files of servers: pure decisions, from launch to change.
 
-`launches` says which definition a server's own launch is of, `rows` what a row of a file is in the
-lab and back, `choosing` which step of a file is worth an experiment, `changing` what a won row
-makes of the file. The runtime's `tuned` package writes; nothing here touches a file or a server.
+`launches` maps a server's launch to a definition, and rows to variants and back. `changes` chooses
+the step of a file worth an experiment and renders the change of a won row. `formats` parses and
+renders rows. The runtime's `tuned_files` package writes; this package accesses no file and no
+server.
 """

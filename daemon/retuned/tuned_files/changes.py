@@ -1,9 +1,9 @@
-"""From a won variant to the change of a server's file: text, digest, and what it is made on. Pure.
+"""File changes for a won variant, and the choice of the step to tune. Pure.
 
-The text is what is signed. It names the digest of the file that it was made for, so that a server
-refuses it once somebody has changed the file; and every batch size that it may change.
+The text of a change is signed. It names the digest of the file that it was made for, so a server
+refuses it after the file was edited, and every batch size that it may change.
 
-Which step of a file experiments are about: the one that most GPU time goes through. Pure.
+Experiments tune the step of a file with the most GPU time.
 """
 
 from __future__ import annotations
@@ -31,32 +31,21 @@ from retuned.tuned_files.formats import (
 from retuned.tuned_files.launches import incumbent_of, row_of
 
 AXIS = "M"
-"""The one variable axis of a kernel that a file configures: tokens in the step."""
+"""The only variable axis of a kernel that a file configures: tokens in the step."""
 
 
 def change_of(
     subject: TunedFileStep, solution: Solution, guard: Guard, *, look: Look, under: str = ""
 ) -> FileChange:
-    """Return what is written for a won variant.
+    """Return the file change for a won variant.
 
-    Parameters
-    ----------
-    subject
-        The step that was tuned.
-    solution
-        What won.
-    guard
-        Batch sizes that it is for.
-    look
-        What the server picks at this moment.
-    under
-        Proposal whose change the file has already; empty where the file is the original's.
+    `guard` holds the batch sizes of the change. `look` is the server's current selection. `under`
+    is the proposal whose change the file already has; empty for the original file.
 
     Raises
     ------
     CandidateError
-        ``not-a-row``; ``guard-beyond-step`` where it is for sizes that get another row today;
-        ``file-changed`` where the server picks something else by now; ``nothing-to-change``.
+        ``not-a-row``, ``guard-beyond-step``, ``file-changed`` or ``nothing-to-change``.
     """
     low, high = _range(guard, subject)
     if not under and not _picks(look, low, high, subject.run.row):
@@ -64,7 +53,9 @@ def change_of(
         raise CandidateError("file-changed", detail=detail[:500])
     row = row_of(solution, subject)
     if _picks(look, low, high, row):
-        raise CandidateError("nothing-to-change", detail=f"{look.path} says this already"[:500])
+        raise CandidateError(
+            "nothing-to-change", detail=f"{look.path} already has this content"[:500]
+        )
     table = subject.format in TABLES
     body = body_of(subject, row, look=look, low=low, high=high) if table else None
     text = json.dumps(
@@ -104,7 +95,6 @@ def _range(guard: Guard, subject: TunedFileStep) -> tuple[int, int]:
 
 
 def _picks(look: Look, low: int, high: int, row: Row) -> bool:
-    """Whether the server picks one row from one size to another."""
     touched = [run for run in look.runs if run.first <= high and low <= run.last]
     return all(_same(run.row, row) for run in touched)
 
@@ -119,20 +109,17 @@ _LEAST_CHOICES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """GPU time of launches of some batch sizes."""
+    """GPU time of launches of a bucket of batch sizes."""
 
     low: int
-    """Least size of the bucket."""
     high: int
-    """Largest."""
     gpu_time_ns: int
-    """Sum of durations."""
 
 
 def inside(run: PickedRun, *, low: int, high: int) -> bool:
     """Whether a whole bucket of batch sizes gets one row.
 
-    Of a bucket that straddles a step nobody can say which row its launches had.
+    In a bucket that straddles a step, the row of a launch is unknown.
     """
     return run.first <= low and high <= run.last
 
@@ -146,20 +133,10 @@ def choose(
     lookup: Mapping[str, Any],
     tested: Collection[Digest] = (),
 ) -> TunedFileStep:
-    """Return the step that is worth an experiment: one that had none comes before one that had.
+    """Return the step worth an experiment; untested steps come first.
 
-    Parameters
-    ----------
-    definition
-        Kernel of the catalog that stands for the server's.
-    look
-        What the server picks.
-    costs
-        What was launched.
-    format, lookup
-        What finds the file.
-    tested
-        Rows, as digests of what they are in the lab, that experiments were about.
+    `look` is the server's current selection, `costs` the launches. `format` and `lookup` find the
+    file. `tested` holds rows, as digests of their lab variants, that had an experiment.
 
     Raises
     ------

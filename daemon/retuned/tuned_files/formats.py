@@ -1,8 +1,7 @@
-"""What a server says of its file, what is tuned of it, and what an order changes.
+"""File formats: the server's report of a file, rows as variants, and changes.
 
-A row of a fused-MoE file as a variant of the lab's kernel, and back.
-
-Matrix products that a library carries out as a table says: launches, rows as variants, changes.
+Rows of a fused-MoE file map to variants of the lab's kernel and back. Tables of libraries map
+matrix products to rows in the same way.
 """
 
 from __future__ import annotations
@@ -22,44 +21,37 @@ Format = Literal["moe-vllm", "moe-sglang", "aiter", "tunable-op"]
 """Files that the daemon orders changes of."""
 FORMATS: tuple[Format, ...] = ("moe-vllm", "moe-sglang", "aiter", "tunable-op")
 MAX_M = 2**31 - 1
-"""Stands for all batch sizes that follow, as in the runtime."""
+"""Stands for all larger batch sizes, as in the runtime."""
 MOST_RUNS = 2048
-"""Most steps of a file; the runtime reads 1024 rows, and each may be two steps."""
+"""Maximum of steps of a file; the runtime reads 1024 rows, and each may be two steps."""
 
 Value = Annotated[int, Field(strict=True, ge=-(2**31), le=2**31)] | bool | str
-"""What a row says of one parameter."""
 Row = dict[Annotated[str, Field(max_length=64)], Value]
-"""Launch parameters as the file spells them."""
 
 
 class PickedRun(Record):
-    """Batch sizes from `first` to `last`, both included, for which a server picks one row."""
+    """Batch sizes from `first` to `last`, inclusive, with the same row."""
 
     first: int = Field(ge=1, le=MAX_M)
-    """Least."""
     last: int = Field(ge=1, le=MAX_M)
-    """Largest; `MAX_M` is without end."""
+    """Largest; `MAX_M` means no upper bound."""
     row: Row = Field(max_length=64)
-    """What is picked; of a table empty where it has no row, and the server takes its default."""
+    """The row; for a table it is empty if the server uses its default."""
 
 
 class Look(Record):
-    """What a server picks today, for every batch size."""
-
     path: str = Field(max_length=4096)
-    """The file that may be written; a stranger's text, for people only."""
+    """The writable file; untrusted text, for display only."""
     digest: Digest | None
-    """Of the file that is read now; None where there is none and the server takes its defaults."""
+    """Of the file in use; None without one, if the server uses its defaults."""
     runs: tuple[PickedRun, ...] = Field(min_length=1, max_length=MOST_RUNS)
-    """Steps, from size 1 without a gap to `MAX_M`."""
     reload: Literal["now", "at-restart"] = "now"
-    """When the server reads what is written."""
     rule: Annotated[str, Field(max_length=64)] = ""
-    """How AITER pads batch sizes; empty for others."""
+    """AITER's padding of batch sizes; empty for others."""
     cells: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = (
         Field(default_factory=dict, max_length=64)
     )
-    """Of a table: what new rows have beside what is chosen."""
+    """For a table: the other fields of new rows."""
 
     @model_validator(mode="after")
     def _whole(self) -> Look:
@@ -74,48 +66,39 @@ class Look(Record):
 
 
 class TunedFileStep(Record):
-    """One step of a file, as a kernel that experiments are about."""
+    """One step of a file, as a kernel for experiments."""
 
     definition: Name
-    """Kernel of the catalog that stands for the server's in the lab."""
     format: Format
-    """Whose file it is."""
     lookup: dict[str, Any] = Field(max_length=16)
-    """What the server's own lookup is asked with."""
     path: str = Field(max_length=4096)
-    """The file, for people."""
     digest: Digest | None
-    """Of the file that the step was read from; None is no file."""
     run: PickedRun
-    """The step: its batch sizes and its row."""
     choices: tuple[Row, ...] = Field(default=(), max_length=64)
-    """Of a table: rows that it has for this product, which are all that may be tried."""
+    """For a table: its rows for this product, the only candidates."""
 
 
 class FileChange(Record):
-    """What a proposal writes into a server's file; kept under the proposal's id."""
+    """A proposal's change of a server's file, stored under the proposal's id."""
 
     definition: Name
-    """Kernel."""
     format: Format
-    """Whose file it is."""
     digest: Digest
-    """Of `text`; what is signed, and what the proposal names."""
+    """Of `text`; it is signed, and the proposal names it."""
     text: str = Field(max_length=192 << 10)
-    """The change as the server gets it, JSON: guard, rows, lookup, and the file's digest before."""
+    """The change as sent to the server, JSON: guard, rows, lookup, previous file digest."""
     path: str = Field(max_length=4096)
-    """The file, for people."""
     under: str = ""
-    """Proposal whose change the file has already, which this one is made on; empty is none."""
+    """Proposal whose change the file already has and this one extends; may be empty."""
 
 
 def read_look(answer: Mapping[str, Any]) -> Look:
-    """Read what a server said.
+    """Parse a server's report.
 
     Raises
     ------
     UnreadableInput
-        ``look-invalid``: it says something else than it should.
+        ``look-invalid``
     """
     try:
         return Look.model_validate(
@@ -137,18 +120,17 @@ def read_look(answer: Mapping[str, Any]) -> Look:
 
 def _list(value: object) -> list[Any]:
     if not isinstance(value, list) or len(value) > MOST_RUNS:
-        raise TypeError(f"'runs' is no list of at most {MOST_RUNS}")
+        raise TypeError(f"'runs' is not a list of at most {MOST_RUNS}")
     return value
 
 
 def _run(each: object) -> dict[str, Any]:
     if not isinstance(each, list) or len(each) != 3:
-        raise TypeError("a step is no list of first, last and row")
+        raise TypeError("a step is not a list of first, last and row")
     return {"first": each[0], "last": each[1], "row": each[2]}
 
 
 STAGES = "stages"
-"""Structure of the catalog that is what servers launch."""
 NAMES: Mapping[str, str] = {
     "BLOCK_SIZE_M": "BLOCK_M",
     "BLOCK_SIZE_N": "BLOCK_N",
@@ -156,21 +138,19 @@ NAMES: Mapping[str, str] = {
     "num_warps": "num_warps",
     "num_stages": "num_stages",
 }
-"""Parameter of a row -> parameter of the lab's kernel."""
 USUAL: Mapping[str, int] = {"num_warps": 4, "num_stages": 3}
-"""What Triton launches with where a row does not say."""
 _LEAST, _MOST = 16, 512
 _MOST_STAGES = 10
 AUTHOR = "row of a file"
 
 
 def incumbent_of(definition: str, row: Mapping[str, Value]) -> Solution:
-    """Return what a server's row is in the lab.
+    """Return the lab variant of a server's row.
 
     Raises
     ------
     CandidateError
-        ``row-does-not-map``: it lacks a parameter, or has one that no such kernel has.
+        ``row-does-not-map``: a parameter is missing or unknown.
     UsageError
         If the catalog has no such definition.
     """
@@ -189,19 +169,14 @@ def incumbent_of(definition: str, row: Mapping[str, Value]) -> Solution:
 
 
 def stages_row(solution: Solution, *, today: Mapping[str, Value]) -> Row:
-    """Return the row that says what a variant is.
+    """Return the row of a variant.
 
-    Parameters
-    ----------
-    solution
-        From an experiment on the row's definition.
-    today
-        What the server picks now; has all that the lab's kernel does not know.
+    `today` is the server's current row; it supplies parameters that the lab's kernel does not have.
 
     Raises
     ------
     CandidateError
-        ``not-a-row``: it is another algorithm, or other source, which no row can say.
+        ``not-a-row``: it is another algorithm or source, which a row cannot express.
     """
     entry = catalog.get(solution.definition, language=Language.TRITON)
     ours = entry.incumbent
@@ -215,7 +190,9 @@ def stages_row(solution: Solution, *, today: Mapping[str, Value]) -> Row:
         == {n: v for n, v in ours.params.items() if n not in known}
     )
     if not same or not known <= solution.params.keys():
-        detail = f"{solution.name} is not {STAGES} with other parameters, so no row says it"
+        detail = (
+            f"{solution.name} is not {STAGES} with other parameters, so a row cannot express it"
+        )
         raise CandidateError("not-a-row", detail=detail)
     said = {theirs: solution.params[mine] for theirs, mine in NAMES.items()}
     row: Row = {**today}
@@ -244,13 +221,10 @@ def _whole(name: str, value: object) -> int:
 
 
 TABLES: tuple[Format, ...] = ("aiter", "tunable-op")
-"""Files that are tables of libraries' solutions."""
 TABLE_ROW = "row"
-"""Structure of such a variant."""
 KERNEL = re.compile(r"(Cijk_|bf16gemm_)")
 """Names of the kernels that hipBLASLt, rocBLAS and AITER's own products launch."""
 MOST_CHOICES = 64
-"""Most rows of a table that an experiment may try."""
 _OPERATOR = "retuned::gemm_bf16"
 _TYPES = ("bfloat16", "bfloat16")
 _BF16 = frozenset({"bfloat16", "bf16", "c10::bfloat16"})
@@ -293,7 +267,7 @@ def read_product(
 
 
 def lookup_of(definition: str) -> dict[str, Any]:
-    """Return what a table is looked up with for a product of the catalog.
+    """Return the lookup arguments of a product of the catalog.
 
     Raises
     ------
@@ -305,12 +279,12 @@ def lookup_of(definition: str) -> dict[str, Any]:
 
 
 def variant_of(definition: str, row: Mapping[str, Value]) -> Solution:
-    """Return what a row is in the lab: a variant whose only source is the row.
+    """Return the lab variant of a row, whose only source is the row.
 
     Raises
     ------
     CandidateError
-        ``row-does-not-map``: there is no row, and the server's own default has no name.
+        ``row-does-not-map``: without a row, the server's default has no name.
     """
     if not row:
         detail = f"no row is picked for {definition}: what the server does by itself has no name"
@@ -338,38 +312,29 @@ def choices_of(runs: Sequence[PickedRun]) -> tuple[Row, ...]:
 
 
 def table_row(solution: Solution, subject: TunedFileStep) -> Row:
-    """Return the row that a variant is.
+    """Return the row of a variant.
 
     Raises
     ------
     CandidateError
-        ``not-a-row``: it is no row that the table had when it was looked at.
+        ``not-a-row``: the table did not have it when it was read.
     """
     for row in subject.choices:
         if variant_of(subject.definition, row).digest == solution.digest:
             return row
-    detail = f"{solution.name} is no row that {subject.path} has for another batch size"
+    detail = f"{solution.name} is not a row that {subject.path} has for another batch size"
     raise CandidateError("not-a-row", detail=detail[:500])
 
 
 def body_of(subject: TunedFileStep, row: Row, *, look: Look, low: int, high: int) -> dict[str, Any]:
-    """Return what a change says, without the file's digest.
+    """Return the contents of a change, without the file's digest.
 
-    Parameters
-    ----------
-    subject
-        The step that was tuned.
-    row
-        What won.
-    look
-        What the server picks at this moment.
-    low, high
-        Batch sizes that it is for.
+    `look` is the server's current selection; `low` and `high` are the batch sizes of the change.
 
     Raises
     ------
     CandidateError
-        ``guard-beyond-step`` where it is for more sizes than such a table takes.
+        ``guard-beyond-step`` if it covers more sizes than the table allows.
     """
     cells = dict(look.cells)
     if subject.format == "aiter":

@@ -1,6 +1,6 @@
-"""A row as a variant and a variant as a row, whatever file it is of.
+"""Launches configured by a file: their definitions, and rows as variants in any format.
 
-Which definition a server's own fused mixture of experts is, by the tensors of its launch.
+The definition of a fused mixture of experts follows from the tensors of its launch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["KERNEL", "Launch", "lookup_of", "read_launch"]
 
 
 def incumbent_of(definition: str, row: Mapping[str, Value], *, format: Format) -> Solution:
-    """Return what a server's row is in the lab.
+    """Return the lab variant of a server's row.
 
     Raises
     ------
@@ -35,7 +35,7 @@ def incumbent_of(definition: str, row: Mapping[str, Value], *, format: Format) -
 
 
 def row_of(solution: Solution, subject: TunedFileStep) -> Row:
-    """Return the row that says what a variant is.
+    """Return the row of a variant.
 
     Raises
     ------
@@ -48,7 +48,6 @@ def row_of(solution: Solution, subject: TunedFileStep) -> Row:
 
 
 def structure_of(format: Format) -> str:
-    """Return the one structure that variants of a file's rows have."""
     return formats.TABLE_ROW if format in formats.TABLES else formats.STAGES
 
 
@@ -66,19 +65,15 @@ class Launch:
     """A launch that a file configures."""
 
     definition: str
-    """Name in the catalog."""
     tokens: int
-    """Batch size that the file's rows are picked by, or its bucket's upper edge."""
     lookup: dict[str, Any] = field(hash=False)
-    """What the server's lookup is asked with."""
     formats: tuple[Format, ...] = ("moe-vllm", "moe-sglang")
-    """Files that may configure it, in the order in which they are looked at."""
 
 
 def read_launch(
     kernel: str, dims: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...]
 ) -> Launch | None:
-    """Return what a launch is of; None for any that is no such kernel, or of unknown types.
+    """Return the launch of a fused mixture of experts; None for other kernels or unknown types.
 
     Parameters
     ----------
@@ -86,7 +81,7 @@ def read_launch(
         Name of the kernel as a trace has it.
     dims
         Tensors of the operator that launched it: tokens, both weights, then routes and their
-        weights in either order; what follows is not looked at.
+        weights in either order; further tensors are ignored.
     dtypes
         Element type of each.
 
@@ -114,16 +109,16 @@ def read_launch(
 
 
 def lookup_of(definition: str) -> dict[str, Any]:
-    """Return what the server's own lookup is asked with for a definition of the catalog.
+    """Return the arguments of the server's lookup for a definition of the catalog.
 
     Raises
     ------
     UsageError
-        If it is no mixture of experts.
+        If it is not a mixture of experts.
     """
     found = catalog.get(definition).definition
     if found.op_type != "fused_moe_bf16":
-        raise UsageError(f"{definition} is configured by no file that is known here")
+        raise UsageError(f"{definition} is not configured by a known file")
     lengths = found.lengths({"M": 1})
     return {
         "E": lengths["E"],

@@ -77,7 +77,7 @@ def _indented(name: str) -> str:
         ("def run(x, residual", "def walk(x, residual", 20, "no `def run"),
         ("def run(x, residual, scale, bias)", "def run(x, residual, scale)", 20, "takes no bias"),
         ("def run(x, residual, scale, bias)", "def run(x, residual, scale, bias, z)", 20,
-         "takes z, which are no inputs"),
+         "takes z, which are not inputs"),
         ("  def run(x", "  import os\n  def run(x", 20, "imports 'os'"),
         ("flops: 3 * M * H", "flops: 3 * M * N", 24, "names 'N'"),
         ("flops: 3 * M * H", "flops: __import__('os')", 24, "may call"),

@@ -45,7 +45,7 @@ def said(made: InputRecipe, dtype: DType) -> str:
             DType.FLOAT16,
             "holds -65504",
         ),
-        (InputRecipe(like=Distribution.CONSTANT, value=0.5), DType.INT8, "no whole number"),
+        (InputRecipe(like=Distribution.CONSTANT, value=0.5), DType.INT8, "not an integer"),
         (InputRecipe(like=Distribution.CONSTANT, value=300), DType.INT8, "beyond int8"),
         (
             InputRecipe(like=Distribution.CONSTANT, value=500),

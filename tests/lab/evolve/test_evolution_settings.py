@@ -54,7 +54,6 @@ def test_everything_that_is_set_arrives_and_the_key_does_not(tmp_path: Path) -> 
         ({"evolve_key_variable": "OTHER_KEY"}, "OTHER_KEY"),
         ({"evolve_url": "http://models.example.com/v1"}, "https only"),
         ({"evolve_url": "models.example.com"}, "address"),
-        ({"evolve_backend": "skydiscover"}, "pip install skydiscover==0.1.0"),
     ],
 )
 def test_what_is_missing_is_named(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
@@ -95,16 +94,3 @@ def test_the_labs_process_can_close_its_memory(tmp_path: Path) -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ
     )
     assert done.stdout.strip() == "0"
-
-
-def test_a_back_end_arrives_with_its_interpreter(tmp_path: Path) -> None:
-    python = tmp_path / "bin" / "python"
-    found = config_of(
-        settings(tmp_path, evolve_backend="openevolve", evolve_backend_python=python),
-        environment=HERE,
-    )
-    assert found is not None
-    assert (found.backend, found.backend_python) == ("openevolve", str(python))
-    ours = config_of(settings(tmp_path), environment=HERE)
-    assert ours is not None
-    assert (ours.backend, ours.backend_python) == ("own", "")

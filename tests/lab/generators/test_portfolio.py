@@ -106,13 +106,13 @@ def test_whatever_a_generator_raises_only_it_is_dropped(error: Exception) -> Non
 
 def test_a_generator_that_cannot_be_made_drops_out_with_what_to_do() -> None:
     def absent() -> Generator:
-        raise MissingDependency("needs optuna: pip install optuna")
+        raise MissingDependency("needs a package: pip install it")
 
-    asked = portfolio(Scripted("sound"), made={"tpe": absent})
+    asked = portfolio(Scripted("sound"), made={"other": absent})
     run(asked, {"sound": lambda _n: 1.0}, candidates=12)
-    (turn,) = [turn for turn in asked.turns if turn.generator == "tpe"]
+    (turn,) = [turn for turn in asked.turns if turn.generator == "other"]
     assert turn.outcome is TurnOutcome.FAILED
-    assert "pip install optuna" in turn.detail
+    assert "pip install it" in turn.detail
 
 
 def test_what_a_generator_says_when_it_fails_is_shortened_and_made_harmless() -> None:

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.uniform import RandomGenerator
 
 from retuned import catalog
 from retuned.catalog import KernelEntry
 from retuned.contract import Solution, Workload
 from retuned.errors import UsageError
-from retuned.lab.generators import RandomGenerator, SearchGenerator
+from retuned.lab.generators import SearchGenerator
 from retuned.lab.generators.spaces import Grid
 from retuned.ports import Finding, Generator
 from retuned.stages.verdict import Interval, Reason, ShapeResult, Status, Verdict

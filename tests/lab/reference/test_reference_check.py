@@ -84,7 +84,7 @@ def test_the_catalogs_references_pass_too(name: str) -> None:
         ("@staticmethod\ndef run(x): return x", 2, "decorates"),
         ("def run(x):\n    yield x", 2, "Yield"),
         ("async def run(x): return x", 1, "more than define"),
-        ("def run(x) return x", 1, "is no Python"),
+        ("def run(x) return x", 1, "is not valid Python"),
         ("def run(x, /): return x", 1, "by position only"),
         ("def walk(x): return x", None, "no `def run"),
         ("def run(x): return x\ndef run(x): return x", None, "more than one"),

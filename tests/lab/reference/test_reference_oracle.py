@@ -197,9 +197,9 @@ FLOATS = ["<f8", "<f8"]
         ({"shapes": [[2, 3], []], "dtypes": "\x1b[31m" * 900}, "expected <f8"),
         ({"shapes": [[2, 3], []]}, "expected <f8"),
         ({}, "does not say"),
-        ([], "no JSON object"),
-        ('{"shapes": NaN', "no JSON"),
-        ("[" * 60_000, "no JSON"),
+        ([], "not an object"),
+        ('{"shapes": NaN', "invalid JSON"),
+        ("[" * 60_000, "invalid JSON"),
         ("1" * 70_000, "without end"),
     ],
 )

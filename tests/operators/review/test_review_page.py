@@ -66,7 +66,7 @@ def test_who_may_only_look_is_refused_by_the_api_server(page: Page) -> None:
     page.cluster.proposal(page.cluster.policy())
     shown = page.get(f"/proposals/{NAME}", who="eve")
     assert shown.status_code == 200
-    assert "you are none of them" in shown.text
+    assert "you are not a member" in shown.text
     answer = page.say(NAME, "approve", who="eve", comment="let me")
     assert answer.status_code == 409
     assert "may not create swapdecisions" in answer.text

@@ -1,1 +1,1 @@
-"""Incumbent Triton kernels of the catalog."""
+"""Triton spaces and incumbents of the catalog."""

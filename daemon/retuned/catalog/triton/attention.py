@@ -1,4 +1,4 @@
-"""attention in Triton: one query a program for decoding, blocks of queries for prompts."""
+"""attention in Triton: one query per program for decoding, blocks of queries for prompts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ def _many(axes: Mapping[str, int]) -> bool:
 
 
 def attention(definition: Definition) -> tuple[tuple[Space, ...], Params]:
-    """Return the spaces and the incumbent's point in the first."""
     head = next_pow2(constant(definition, "D"))
     query = space(
         "query",

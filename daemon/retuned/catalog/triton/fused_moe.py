@@ -1,4 +1,4 @@
-"""A whole mixture of experts in Triton: in stages, with the activation fused, or a token a program.
+"""Fused mixture of experts in Triton: in stages, with fused activation, or a token per program.
 
 All need several launches: the second product needs all of the first.
 """
@@ -15,7 +15,6 @@ FEW_TOKENS = 8
 """Up to so many tokens, experts mostly get one route each."""
 _SOURCE = "triton_fused_moe.py"
 _LIGHT: dict[str, int | str] = {"num_warps": 4, "num_stages": 2}
-"""Of the steps that only move numbers."""
 
 
 def _few(axes: Mapping[str, int]) -> bool:
@@ -95,7 +94,6 @@ def _grouped(
 
 
 def _stages(experts: int) -> Space:
-    """Return what servers have: sort, product, activation, product, sum."""
     return _grouped(
         "stages",
         experts,
@@ -144,7 +142,7 @@ _TOKENS = space(
 
 
 def fused_moe(definition: Definition) -> tuple[tuple[Space, ...], Params]:
-    """Return the spaces, and the point of the first that servers fall back to for few tokens."""
+    """Return the spaces, and the first's point that servers use for few tokens."""
     experts = next_pow2(constant(definition, "E"))
     stages = _stages(experts)
     usual: Params = {

@@ -1,4 +1,4 @@
-"""topk_gating in Triton: some rows of logits a program, the chosen found one after another."""
+"""topk_gating in Triton: some rows of logits per program, the chosen found one after another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _many(axes: Mapping[str, int]) -> bool:
 
 
 def topk_gating(definition: Definition) -> tuple[tuple[Space, ...], Params]:
-    """Return the spaces and the incumbent's point in the first: a row a program, as servers do."""
+    """Return the spaces and the incumbent's point in the first: a row per program."""
     block = max(_LEAST_BLOCK, next_pow2(constant(definition, "E")))
     slots = next_pow2(constant(definition, "K"))
     single = _point(1, block, slots, warps_for(block, each=16))

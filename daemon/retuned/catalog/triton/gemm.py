@@ -1,7 +1,7 @@
-"""Matrix products in Triton: tiles, tiles by programs that stay, and slices for few rows.
+"""Matrix products in Triton: tiles, tiles by persistent programs, and slices for few rows.
 
-The three structures are the same for bfloat16, for 8-bit floats with scales a block, and for int8
-weights; a source of each exists for every one of them.
+The three structures are the same for bfloat16, for 8-bit floats with block scales, and for int8
+weights; each of them has a source for every structure.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from retuned.catalog.triton.space import fits, fitting, space, split_k_of, warps
 from retuned.contract import Definition
 
 FEW_ROWS = 32
-"""Up to so many rows, the weights are all that is moved, and tiles are few and deep."""
+"""Up to so many rows, weights dominate memory traffic, and tiles are few and deep."""
 _TILED = "cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N)"
 _SHARED_MAX_BYTES = 224 << 10
-"""Of what one program may stage, on the largest of today's devices; smaller ones refuse more."""
+"""Staging limit of a program on the largest current devices; smaller ones refuse more."""
 
 
 def _few(axes: Mapping[str, int]) -> bool:
@@ -73,14 +73,8 @@ def products(
 ) -> tuple[Space, Space, Space]:
     """Return the three spaces of one kind of product.
 
-    Parameters
-    ----------
-    source
-        Middle of the sources' names: ``triton_{source}_tiles.py`` and so on.
-    depths
-        Choices of BLOCK_K, the best guess first.
-    x_bytes, w_bytes
-        Bytes per element.
+    `source` is the middle of the sources' names: ``triton_{source}_tiles.py`` and so on. `depths`
+    are choices of BLOCK_K, the best guess first. `x_bytes` and `w_bytes` are per element.
     """
 
     def valid(params: Params, definition: Definition) -> bool:
@@ -180,14 +174,13 @@ SPLIT_K = space(
     rank=lambda axes: 1 if _few(axes) else 3,
     valid=_split_fits,
 )
-"""Among programs, in two launches: for few rows of a deep product."""
+"""Depth split among programs, in two launches: for few rows of a deep product."""
 BF16 = (*products("gemm", depths=(64, 32, 128), x_bytes=2, w_bytes=2), SPLIT_K)
 W8 = products("gemm_w8", depths=(64, 32, 128), x_bytes=2, w_bytes=1)
 FP8 = products("gemm_fp8", depths=(128, 64), x_bytes=1, w_bytes=1)
 
 
 def few_rows(tiles: Space, definition: Definition) -> Params:
-    """Return the point that the field uses for decoding: 16 rows, deep blocks, no grouping."""
     points: Iterator[Params] = (
         {
             "BLOCK_M": 16,

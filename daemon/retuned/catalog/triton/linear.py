@@ -130,7 +130,7 @@ SPLIT_K = space(
 
 
 def linear_w8(definition: Definition) -> tuple[tuple[Space, ...], Params]:
-    """Return the spaces, and the point of the first that is tuned for one stream of chat, M = 1."""
+    """Return the spaces, and the first's point that is tuned for one stream of chat, M = 1."""
     small = {"BLOCK_N": 16, "BLOCK_K": 64, "num_warps": 4, "num_stages": 1}
     for depth in (256, 128):
         point = {"BLOCK_N": 8, "BLOCK_K": depth, "num_warps": 4, "num_stages": 3}

@@ -1,4 +1,4 @@
-"""The grouped product of a mixture of experts in Triton: tiles, or a route a program."""
+"""Grouped product of a mixture of experts in Triton: tiles, or a route per program."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _routes(experts: int) -> Space:
 
 
 def moe_gemm(definition: Definition) -> tuple[tuple[Space, ...], Params]:
-    """Return the spaces, and the point of the first that servers fall back to for few tokens."""
+    """Return the spaces, and the first's point that servers use for few tokens."""
     experts = next_pow2(constant(definition, "E"))
     tiles = _tiles(experts)
     usual: Params = {

@@ -1,4 +1,4 @@
-"""Decoding over a paged cache in Triton: by query head, by group of heads, or by parts of keys."""
+"""Paged decoding in Triton: by query head, by group of heads, or by parts of keys."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from retuned.contract import Definition, DType, Scratch, Step
 FEW_SEQUENCES = 16
 """Up to so many, groups of heads alone do not keep a device busy."""
 LEAST_GROUP = 16
-"""Rows of the smallest matrix that matrix units take."""
+"""Rows of the smallest matrix of matrix units."""
 
 
 def paged_attention(definition: Definition) -> tuple[tuple[Space, ...], Params]:
-    """Return the spaces and the incumbent's point in the first."""
     head = next_pow2(constant(definition, "D"))
     shared = constant(definition, "H") // constant(definition, "G")
     rows = max(LEAST_GROUP, next_pow2(shared))

@@ -1,4 +1,4 @@
-"""Per-token quantisation in Triton: a kernel that lives from memory bandwidth."""
+"""Per-token quantisation in Triton, bound by memory bandwidth."""
 
 from __future__ import annotations
 
@@ -17,15 +17,7 @@ def _many(axes: Mapping[str, int]) -> bool:
 
 
 def quant(definition: Definition, largest: int) -> tuple[tuple[Space, ...], Params]:
-    """Return the spaces and the incumbent's point in the first.
-
-    Parameters
-    ----------
-    definition
-        The definition.
-    largest
-        Number that the largest of a row becomes.
-    """
+    """Return the spaces and the incumbent's point; the largest of a row becomes `largest`."""
     width = next_pow2(constant(definition, "H"))
     blocks = _blocks(width, largest)
     if width > WHOLE_ROW:

@@ -11,7 +11,7 @@ from retuned.contract import Definition
 _WARPS = (1, 2, 4, 8, 16)
 _HEADS = (1, 2, 4, 8, 16, 32)
 _TOKEN = 1 << 15
-"""Most half elements of the heads of a token that one program holds in registers."""
+"""Maximum of half elements of a token's heads that one program holds in registers."""
 
 
 def _many(axes: Mapping[str, int]) -> bool:
@@ -19,9 +19,9 @@ def _many(axes: Mapping[str, int]) -> bool:
 
 
 def rope(definition: Definition) -> tuple[tuple[Space, ...], Params]:
-    """Return the spaces and the incumbent's point in the first: one program a token.
+    """Return the spaces and the incumbent's point in the first: one program per token.
 
-    Few tokens leave most of a device idle with one program each, many keep it busy.
+    With one program each, few tokens leave most of a device idle, and many keep it busy.
     """
     heads = _heads(definition)
     queries, keys = (next_pow2(constant(definition, axis)) for axis in ("Q", "K"))
@@ -44,7 +44,6 @@ def rope(definition: Definition) -> tuple[tuple[Space, ...], Params]:
 
 
 def _heads(definition: Definition) -> Space:
-    """Return the structure whose programs take some heads each."""
     most = next_pow2(constant(definition, "Q") + constant(definition, "K"))
     block = next_pow2(constant(definition, "D") // 2)
     few, more = min(4, most), min(8, most)

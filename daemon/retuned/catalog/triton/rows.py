@@ -1,4 +1,4 @@
-"""Normalisations, gated activations and softmax in Triton: kernels that live from bandwidth."""
+"""Normalisations, gated activations and softmax in Triton, bound by memory bandwidth."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from retuned.contract import AxisConst, Definition
 _WARPS = (1, 2, 4, 8, 16)
 _BLOCKS = (256, 512, 1024, 2048, 4096)
 _LEAST = 16
-"""Shortest row that a program is given: half an element for each thread of a warp."""
+"""Shortest row of a program: half an element for each thread of a warp."""
 
 
 def _many(axes: Mapping[str, int]) -> bool:
@@ -24,7 +24,6 @@ def _held(params: Params, _definition: Definition) -> bool:
 
 
 def normalised(definition: Definition) -> tuple[tuple[Space, ...], Params]:
-    """Return the spaces of rmsnorm and its like, and the incumbent's point in the first."""
     op_type, width = definition.op_type, max(_LEAST, next_pow2(constant(definition, "H")))
     least = min(256, width)
     blocks = space(
@@ -70,7 +69,6 @@ def _rows_held(params: Params, _definition: Definition) -> bool:
 
 
 def gated(definition: Definition) -> tuple[tuple[Space, ...], Params]:
-    """Return the spaces of silu_mul and its like, and the incumbent's point in the first."""
     width = next_pow2(constant(definition, "I"))
     flat = space(
         "flat",
@@ -106,8 +104,8 @@ def gated(definition: Definition) -> tuple[tuple[Space, ...], Params]:
 def softmax(definition: Definition) -> tuple[tuple[Space, ...], Params]:
     """Return the spaces and the incumbent's point in the first.
 
-    The incumbent reads its row in blocks: for one row of a vocabulary nothing else matters less,
-    and for many rows the whole row in registers is read only once.
+    The incumbent reads its row in blocks. For one row of a vocabulary this hardly matters; for many
+    rows, holding the row in registers avoids a second read.
     """
     params = {"BLOCK": _BLOCKS, "num_warps": _WARPS}
     starts: tuple[Params, ...] = (

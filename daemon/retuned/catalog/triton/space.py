@@ -1,4 +1,4 @@
-"""What the Triton spaces of all families share."""
+"""Triton space helpers that all families share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from retuned.catalog.entry import Params, Space, constant
 from retuned.contract import Definition, DType, Language, Scratch, Step
 
 PREFIX = "triton_"
-"""Sources of Triton kernels are called this and their entry."""
 WHOLE_ROW = 1 << 16
 """Longest row that one program holds in registers."""
 
@@ -50,12 +49,8 @@ def space(
 def split_k_of(entry: str, *, first: tuple[str, ...]) -> dict[str, Any]:
     """Return steps and scratch of a product whose depth is split among programs.
 
-    Parameters
-    ----------
-    entry
-        Writes partial sums; ``{entry}_sum`` adds them up.
-    first
-        Grid of one part's tiles, of one dimension; the second is the part.
+    `entry` writes partial sums; ``{entry}_sum`` adds them up. `first` is the one-dimensional grid
+    of one part's tiles; the second dimension is the part.
     """
     total = Step(
         entry=f"{entry}_sum",
@@ -72,7 +67,7 @@ def split_k_of(entry: str, *, first: tuple[str, ...]) -> dict[str, Any]:
 def fitting(space: Space, definition: Definition) -> Space:
     """Return the space with only those starts that the definition's constant axes allow.
 
-    Where none is left, any point of the space is one: small definitions have small tiles.
+    If none is left, any point of the space becomes one: small definitions have small tiles.
     """
 
     def starts(axes: Mapping[str, int]) -> tuple[Params, ...]:
@@ -101,7 +96,7 @@ def next_pow2(length: int) -> int:
 
 
 def fits(definition: Definition, axis: str, block: int, *, least: int = 16) -> bool:
-    """Whether a block is not mostly past the end of a constant axis; `least` is always right."""
+    """Whether a block is not mostly past the end of a constant axis; `least` always fits."""
     return block <= max(least, next_pow2(constant(definition, axis)))
 
 
@@ -115,5 +110,4 @@ def warps(params: Params, elements: int, *, least: float, most: float) -> bool:
 
 
 def warps_for(elements: int, *, each: int, most: int = 8) -> int:
-    """Return the warps with which each thread holds about `each` of the elements."""
     return max(1, min(most, next_pow2(elements // (32 * each) or 1)))

@@ -1,8 +1,8 @@
-"""Users' own kernels: one file says what a kernel computes, how to make inputs, what to try.
+"""Users' own kernels: one file defines the computation, its inputs and its variants.
 
-A file is data (strict YAML) with two kinds of code in it: device code, which meets the same static
-contract as every candidate, and a float64 reference, which is checked against a short list of what
-a formula needs and runs in a child process without files, network or much memory.
+A file is data (strict YAML) with two kinds of code. Device code meets the same static contract as
+every candidate. The float64 reference is checked against an allow-list for formulas and runs in a
+child process without files, network or much memory.
 """
 
 from retuned.catalog.user.entries import entry_of

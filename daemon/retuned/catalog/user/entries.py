@@ -1,6 +1,6 @@
-"""From the record of a user's own definition to an entry: the same as the catalog's, from then on.
+"""Entries of users' own definitions, with the same interface as the catalog's.
 
-Everything that reads entries (search, judge, loop, commands) works on both without knowing.
+Code that reads entries (search, judge, loop, commands) treats both alike.
 """
 
 from __future__ import annotations
@@ -22,24 +22,15 @@ from retuned.lab.reference.oracle import Oracle
 from retuned.lab.subject import numpy_dtype, shape_of
 
 MOST_SCRATCH_BYTES = 2**30
-"""Largest workspace."""
 AUTHOR = "definition file"
-"""Author of its solutions, for the record."""
 
 
 def entry_of(
     own: OwnDefinition, language: Language, *, allow_unconfined: bool = False
 ) -> KernelEntry:
-    """Return the entry of a definition in one language.
+    """Return the entry of a valid definition in one language.
 
-    Parameters
-    ----------
-    own
-        A definition without faults.
-    language
-        Of the spaces and the incumbent.
-    allow_unconfined
-        Run the reference even where neither seccomp nor Landlock holds.
+    `allow_unconfined` allows its reference to run where neither seccomp nor Landlock confines it.
 
     Raises
     ------
@@ -71,7 +62,6 @@ def entry_of(
 
 
 def spaces_of(own: OwnDefinition, language: Language) -> tuple[Space, ...]:
-    """Return the spaces of one language, in the order of the file."""
     chosen = [variant for variant in own.variants if variant.language is language]
     return tuple(_space(own, variant, rank) for rank, variant in enumerate(chosen))
 
@@ -88,7 +78,6 @@ def solution_of(own: OwnDefinition, space: Space, point: Params) -> Solution:
 
 
 def first_point(own: OwnDefinition, space: Space) -> Params | None:
-    """Return the first point of a space that can be built; None if there is none."""
     every = (
         dict(zip(space.params, values, strict=True)) for values in product(*space.params.values())
     )
@@ -128,7 +117,9 @@ def _valid(
     def valid(params: Params, _definition: Definition) -> bool:
         try:
             return bool(expression({**constants, **params}))
-        except BadExpression:  # such as a division by a choice that is zero: no point to build
+        except (
+            BadExpression
+        ):  # such as a division by a choice that is zero: a point that cannot be built
             return False
 
     return valid

@@ -1,7 +1,7 @@
-"""Expressions in a definition file: which points are valid, how many operations, how much scratch.
+"""Expressions in a definition file: valid points, number of operations, size of scratch.
 
-They come from files, so they are never evaluated as Python: they are parsed, every node is checked
-against the few that are allowed, and a small evaluator of our own computes them.
+They come from files, so they are never evaluated as Python. They are parsed, every node is checked
+against an allow-list, and a small evaluator computes them.
 """
 
 from __future__ import annotations
@@ -12,15 +12,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 MAX_CHARS = 400
-"""Longest expression."""
 _MOST = 2**62
 
 Value = int | str | bool
-"""What a part of an expression may be."""
 
 
 class BadExpression(ValueError):
-    """An expression that cannot be used; the message says what in it."""
+    """An invalid expression; the message names the invalid part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +26,11 @@ class Expression:
     """A checked expression."""
 
     text: str
-    """As it was written."""
     names: frozenset[str]
-    """Names that it uses."""
     _tree: ast.expr
 
     def __call__(self, values: Mapping[str, int | str]) -> Value:
-        """Return its value where the names have these values.
+        """Return its value for these values of the names.
 
         Raises
         ------
@@ -44,12 +40,12 @@ class Expression:
         return _value(self._tree, values)
 
     def number(self, values: Mapping[str, int | str]) -> int:
-        """Return its value as a whole number.
+        """Return its value as an integer.
 
         Raises
         ------
         BadExpression
-            As calling it; or if it is no number.
+            As calling it, or if it is not a number.
         """
         found = self(values)
         if isinstance(found, str):
@@ -58,20 +54,20 @@ class Expression:
 
 
 def parse_expression(text: str, names: Collection[str]) -> Expression:
-    """Read an expression.
+    """Parse an expression.
 
     Parameters
     ----------
     text
-        Whole numbers, texts in quotes, `names`, ``+ - * // %``, comparisons, ``and or not``,
+        Integers, texts in quotes, `names`, ``+ - * // %``, comparisons, ``and or not``,
         parentheses, and ``min max cdiv next_pow2``.
     names
-        What it may refer to.
+        Names that it may use.
 
     Raises
     ------
     BadExpression
-        Naming what in it is not allowed.
+        With the forbidden part.
 
     Examples
     --------
@@ -83,7 +79,7 @@ def parse_expression(text: str, names: Collection[str]) -> Expression:
     40
     """
     if not text.isascii() or len(text) > MAX_CHARS:
-        raise BadExpression(f"is no ASCII text of up to {MAX_CHARS} letters")
+        raise BadExpression(f"is not an ASCII text of up to {MAX_CHARS} letters")
     try:
         tree = ast.parse(text.strip(), mode="eval").body
         used: set[str] = set()
@@ -104,7 +100,6 @@ def _check(node: ast.expr, names: frozenset[str], used: set[str]) -> None:
 
 
 def _parts(node: ast.expr) -> list[ast.expr]:
-    """Return what a node is made of; refuse nodes that are not allowed."""
     if isinstance(node, ast.Constant) and _is_plain(node.value):
         return []
     if isinstance(node, ast.Name):

@@ -1,6 +1,6 @@
-"""The YAML file of a definition, as people write it; `loading` turns it into a record.
+"""Definition file in YAML, and its conversion to a record.
 
-From a YAML file to a record: every problem with its line and what to write instead.
+Every problem is reported with its line and a correction.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from retuned.errors import Problem, UnreadableInput
 from retuned.strict_yaml import Tree, parse, problems_of, read_text
 
 FILE_NAME = r"^[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,127}$"
-"""Files lie beside the definition: a name without folders."""
+"""Files are in the definition's folder: a name without folders."""
 FileName = Annotated[str, Field(pattern=FILE_NAME)]
 
 
 def _axis(value: object) -> object:
-    """Read ``H: 1024`` as a constant axis and ``M: rows in the step`` as a variable one."""
+    """Parse ``H: 1024`` as a constant axis and ``M: rows in the step`` as a variable one."""
     if isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -53,17 +53,16 @@ def _axis(value: object) -> object:
 
 
 def _made(value: object) -> object:
-    """Read ``made: normal`` as ``made: {like: normal}``."""
+    """Parse ``made: normal`` as ``made: {like: normal}``."""
     return {"like": value} if isinstance(value, str) else value
 
 
 def _one_or_more(value: object) -> object:
-    """Read a single value as a list of one."""
     return value if isinstance(value, (list, tuple, dict)) or value is None else [value]
 
 
 def _text(value: object) -> object:
-    """Read a plain number as an expression, and ``true`` as one that always holds."""
+    """Parse a plain number as an expression, and ``true`` as one that always holds."""
     if isinstance(value, bool):
         return str(int(value))
     return str(value) if isinstance(value, int) else value
@@ -82,41 +81,41 @@ class InputField(TensorSpec):
     """One input."""
 
     made: Annotated[InputRecipe, BeforeValidator(_made)] = InputRecipe()
-    """How its numbers are made: a name or a mapping."""
+    """Distribution of its numbers: a name or a mapping."""
 
 
 class TracesField(Record):
-    """How a trace shows the kernel, where that is not as the inputs are."""
+    """Appearance of the kernel in a trace, if it differs from the inputs."""
 
     op: str | None = None
-    """Operator; ``retuned::<op_type>`` where not said."""
+    """Operator; default ``retuned::<op_type>``."""
     shapes: tuple[tuple[Name, ...], ...] | None = None
-    """Axes of each tensor that the trace shows; those of the inputs where not said."""
+    """Axes of each tensor that the trace shows; default those of the inputs."""
     dtypes: tuple[DType, ...] | None = None
-    """Element type of each; those of the inputs where not said."""
+    """Element type of each; default those of the inputs."""
 
 
 class VariantField(Record):
     """One source structure."""
 
     structure: Name
-    """Which algorithm it is."""
+    """Name of the algorithm."""
     language: Language
     """Language of the sources."""
     files: Annotated[tuple[FileName, ...], BeforeValidator(_one_or_more)] = ()
     """Source files beside the definition; the first is compiled, the others are headers."""
     source: str | None = None
-    """Or the source itself."""
+    """The source itself, instead of files."""
     entry: Annotated[str, Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]{0,127}$")]
     """Symbol to launch."""
     params: dict[Name, Choices] = Field(default_factory=dict, max_length=16)
     """Choices of each compile-time parameter."""
     incumbent: Params | None = None
-    """The point that runs in production today."""
+    """The point in production today."""
     starts: tuple[Params, ...] = Field(default=(), max_length=16)
     """Points worth trying first."""
     valid: ExpressionText = ""
-    """Which points can be built, over parameters and constant axes."""
+    """Condition of points that can be built, over parameters and constant axes."""
     grid: Annotated[
         tuple[ExpressionText, ...], Field(max_length=3), BeforeValidator(_one_or_more)
     ] = ()
@@ -131,7 +130,7 @@ class VariantField(Record):
     @model_validator(mode="after")
     def _one_place_for_source(self) -> VariantField:
         if bool(self.files) == (self.source is not None):
-            raise ValueError("say either `files` (beside this file) or `source` (the text itself)")
+            raise ValueError("set either `files` (beside this file) or `source` (the text itself)")
         return self
 
 
@@ -139,13 +138,13 @@ class DefinitionFile(Record):
     """The whole file."""
 
     name: Name
-    """Unique, for example ``scale_bias_h1024``; slots in a server are called the same."""
+    """Unique, for example ``scale_bias_h1024``; slots in a server have the same name."""
     op_type: Name
     """Family, for example ``scale_bias``."""
     description: str = Field(default="", max_length=1000)
     """One sentence for people."""
     axes: dict[Name, Axis] = Field(min_length=1, max_length=32)
-    """Axes: a number is a constant length, a text says what a variable one counts."""
+    """Axes: a number is a constant length, a text describes a variable one."""
     inputs: dict[Name, InputField] = Field(min_length=1, max_length=32)
     """Inputs in launch order."""
     outputs: dict[Name, TensorSpec] = Field(min_length=1, max_length=16)
@@ -153,47 +152,38 @@ class DefinitionFile(Record):
     reference: str | None = None
     """Python with ``def run(...)`` over NumPy arrays in float64."""
     reference_file: FileName | None = None
-    """Or the file beside this one that holds it."""
+    """A file in the same folder with the reference, instead of `reference`."""
     families: tuple[str, ...] | None = Field(default=None, min_length=1)
-    """Families of inputs; the usual ones where not said."""
+    """Families of inputs; default the usual ones."""
     where: ExpressionText = ""
-    """Which lengths are allowed, such as ``T <= S``."""
+    """Allowed lengths, such as ``T <= S``."""
     flops: ExpressionText = "0"
     """Floating-point operations of one launch, such as ``2 * M * N * K``."""
     traces: TracesField = TracesField()
-    """How a trace shows it."""
+    """Appearance of the kernel in a trace."""
     tags: tuple[str, ...] = ()
     """Free labels."""
     variants: tuple[VariantField, ...] = Field(min_length=1, max_length=32)
-    """What may run; one of each language is the incumbent."""
+    """Variants; one of each language is the incumbent."""
 
     @model_validator(mode="after")
     def _one_place_for_reference(self) -> DefinitionFile:
         if (self.reference is None) == (self.reference_file is None):
-            raise ValueError("say either `reference` (the text) or `reference_file` (its file)")
+            raise ValueError("set either `reference` (the text) or `reference_file` (its file)")
         return self
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON schema, for names that were perhaps meant."""
     return DefinitionFile.model_json_schema()
 
 
 _MOST_SHOWN = 8
 _INLINE = {Language.TRITON: "kernel.py", Language.CPU_CPP: "kernel.cpp"}
-"""How an inline source is called, by language; `kernel.cu` otherwise."""
+"""File name of an inline source, by language; `kernel.cu` otherwise."""
 
 
 class DefinitionInvalid(UnreadableInput):
-    """A definition file that cannot be used.
-
-    Parameters
-    ----------
-    path
-        The file.
-    problems
-        Every problem that was found, in the order of the file.
-    """
+    """A definition file that cannot be used, with all its problems in the order of the file."""
 
     def __init__(self, path: Path, *, problems: tuple[Problem, ...]) -> None:
         shown = [_sentence(problem) for problem in problems[:_MOST_SHOWN]]
@@ -204,14 +194,14 @@ class DefinitionInvalid(UnreadableInput):
 
 
 def load_definition(path: Path) -> OwnDefinition:
-    """Read a definition file and the source files beside it; nothing of them is executed.
+    """Read a definition file and the source files beside it, without executing them.
 
     Raises
     ------
     UnreadableInput
-        If a file cannot be read, or is no YAML.
+        If a file cannot be read, or is not YAML.
     DefinitionInvalid
-        If it says what cannot be used; with the line of each problem.
+        If it is invalid; with the line of each problem.
     """
     tree = parse(read_text(path), path=path)
     try:
@@ -230,7 +220,7 @@ def load_definition(path: Path) -> OwnDefinition:
 
 
 class _Unusable(Exception):
-    """One thing that keeps a record from being made, and its place."""
+    """A problem that prevents a record, and its place."""
 
     def __init__(self, place: str, message: str) -> None:
         super().__init__(message)
@@ -251,7 +241,7 @@ def _assemble(written: DefinitionFile, path: Path) -> OwnDefinition:
     }
     reference = written.reference
     if reference is None:
-        assert written.reference_file is not None, "one of the two is said"
+        assert written.reference_file is not None, "one of the two is set"
         reference = _beside(path, written.reference_file, place="reference_file")
     traces = written.traces
     shapes = tuple(spec.shape for spec in specs.values())
@@ -320,7 +310,6 @@ def _beside(path: Path, name: str, *, place: str) -> str:
 
 
 def _problems(found: Iterator[Fault], written: DefinitionFile) -> Iterator[Problem]:
-    """Name the fields of the file where the record has others."""
     reference = "reference" if written.reference is not None else "reference_file"
     for fault in found:
         place = fault.place
@@ -332,7 +321,6 @@ def _problems(found: Iterator[Fault], written: DefinitionFile) -> Iterator[Probl
 
 
 def _placed(problems: tuple[Problem, ...], tree: Tree) -> tuple[Problem, ...]:
-    """Give each problem the line of its field, or else of what the field is in."""
     lines = {".".join(map(str, place)): line for place, line in tree.lines.items()}
     placed = []
     for problem in problems:
@@ -351,7 +339,7 @@ def _sentence(problem: Problem) -> str:
 
 
 def definition_files(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield the files that some paths mean: a file itself, of a folder its YAML files.
+    """Yield the definition files of some paths: a file itself, of a folder its YAML files.
 
     Raises
     ------
@@ -371,7 +359,7 @@ def definition_files(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def load_definitions(paths: Iterable[Path]) -> tuple[OwnDefinition, ...]:
-    """Read every definition file that some paths mean; the first that cannot be used ends it.
+    """Read every definition file of some paths; the first invalid one raises.
 
     Raises
     ------

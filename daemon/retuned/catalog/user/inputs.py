@@ -1,7 +1,7 @@
-"""Inputs of a user's own kernel: as the file says, changed as each family of the lab does.
+"""Inputs of a user's own kernel: made as the file defines, changed by each family of the lab.
 
-Families are ways in which a kernel can be wrong that ordinary numbers do not show; see
-`retuned.catalog.inputs` for the catalog's.
+Each family exposes errors that ordinary numbers do not; see `retuned.catalog.inputs` for the
+catalog's.
 """
 
 from __future__ import annotations
@@ -25,19 +25,16 @@ ORDINARY_FAMILIES: tuple[str, ...] = (
     "zeros-rows",
     *PLANTED,
 )
-"""Families of a definition that names none; the first is the ordinary one: as the file says."""
+"""Default families; the first is the ordinary one, exactly as the file defines."""
 FAMILIES: tuple[str, ...] = (*ORDINARY_FAMILIES, "mean-1000", "exact-integer")
-"""Families that a definition may name."""
 _OF_POSITIVE = ("randn", "randn-small", "randn-large", "outlier")
-"""Families that leave a positive number positive."""
+"""Families that keep a positive number positive."""
 WHOLE = frozenset({DType.INT64, DType.INT32, DType.INT8, DType.UINT8, DType.BOOL})
-"""Element types without fractions."""
 
 Wide = npt.NDArray[np.float64]
 
 
 def allows(own: OwnDefinition, lengths: Mapping[str, int]) -> bool:
-    """Whether the definition is for these lengths of all axes."""
     try:
         return bool(parse_expression(own.where or "1", own.definition.axes)(lengths))
     except BadExpression:
@@ -47,18 +44,7 @@ def allows(own: OwnDefinition, lengths: Mapping[str, int]) -> bool:
 def make_own(
     own: OwnDefinition, lengths: Mapping[str, int], rng: np.random.Generator, family: str
 ) -> dict[str, Array]:
-    """Make every input.
-
-    Parameters
-    ----------
-    own
-        The definition.
-    lengths
-        Of all axes.
-    rng
-        Where chance comes from.
-    family
-        One of its families.
+    """Make every input of a family, at these lengths of all axes.
 
     Raises
     ------
@@ -80,7 +66,7 @@ def make_own(
 
 
 def rule_of(made: InputRecipe) -> ValueRule | None:
-    """Return how a server may make up what is made so; None where any number will do."""
+    """Return the rule of a server's own inputs; None if any number is allowed."""
     low, high = made.low or 0.0, 1.0 if made.high is None else made.high
     scale, value = 1.0 if made.scale is None else made.scale, made.value or 0.0
     if made.like is Distribution.INTEGERS:
@@ -135,7 +121,6 @@ def _varied(values: Wide, made: InputRecipe, rng: np.random.Generator, family: s
 
 
 def _outlier(values: Wide, rng: np.random.Generator) -> Wide:
-    """Make one channel in a hundred, at least one, a hundred times as large."""
     width = values.shape[-1]
     if width:
         channels = rng.choice(width, size=max(1, width // 100), replace=False)

@@ -1,9 +1,9 @@
-"""What an artifact of a lifted kernel says to the runtime: whose launches, and how they are read.
+"""Launch rules of a lifted kernel's artifact: which launches it takes, and how they are read.
 
 Most variants of a lifted kernel are other parameters of the server's own code: a launch keeps its
-own arguments, and only constexprs, options and the grid are the variant's. Of a kernel that was
-recognised some are the catalog's source: then all of a launch has to be what that was validated
-with, but for real numbers, which it is handed. See `retuned.runtime.intercept.rules` for the block.
+arguments, and only constexprs, options and the grid change. A recognised kernel may also have the
+catalog's source. Then all of a launch must equal the validated one, except real numbers, which are
+passed on. See `retuned.runtime.intercept.rules` for the block.
 """
 
 from __future__ import annotations
@@ -19,19 +19,10 @@ _NAME = re.compile(r"\b[A-Za-z_][A-Za-z0-9_]*\b")
 _GRID = "grid:"
 _PARAM = "param:"
 _MARKED = "@"
-"""Begins a constexpr that is no plain value; the server's own code gets it from its launch."""
+"""Prefix of a constexpr that is not a plain value; the live code gets it from its launch."""
 
 
 def launch_data_of(own: OwnDefinition, solution: Solution) -> dict[str, Any]:
-    """Return fields of ``artifact.json``; nothing where the definition was not lifted.
-
-    Parameters
-    ----------
-    own
-        The definition.
-    solution
-        One of its variants.
-    """
     origin = own.lifted
     if origin is None:
         return {}
@@ -56,7 +47,7 @@ def launch_data_of(own: OwnDefinition, solution: Solution) -> dict[str, Any]:
     grid = [_over_launch(origin, rule, numbers) for rule in solution.grid]
     if live:
         return {"intercept": block, "grid": grid}
-    # nothing of a launch may be what this source was not validated with
+    # a launch must not differ from the validated one
     block |= {"ints": dict(origin.ints), "numels": dict(origin.numels)}
     return {"intercept": block, "grid": grid, "entry": serves}
 
@@ -74,7 +65,6 @@ def _serves(own: OwnDefinition, solution: Solution) -> str:
 
 
 def _is_live(own: OwnDefinition, solution: Solution) -> bool:
-    """Whether a variant is the server's own code with other parameters."""
     return any(
         variant.incumbent is not None
         and (variant.entry, variant.sources) == (solution.entry, solution.sources)
@@ -83,7 +73,6 @@ def _is_live(own: OwnDefinition, solution: Solution) -> bool:
 
 
 def _shown(origin: LiftedFrom, axis: str) -> str:
-    """Return what of a launch is the length of a variable axis."""
     source = origin.axes[axis]
     if source.startswith(_GRID):
         return f"grid_{source.removeprefix(_GRID)}"
@@ -91,8 +80,6 @@ def _shown(origin: LiftedFrom, axis: str) -> str:
 
 
 def _over_launch(origin: LiftedFrom, rule: str, numbers: Mapping[str, int]) -> str:
-    """Write a rule over axes as one over a launch."""
-
     def named(match: re.Match[str]) -> str:
         name = match.group()
         if name in origin.axes:

@@ -1,4 +1,4 @@
-"""A user's own definition as a record: it crosses to the experiment's process by content."""
+"""Record of a user's own definition: it is sent to the experiment's process by content."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from pydantic import Field, model_validator
 from retuned.contract import Definition, Language, Name, Record, SourceFile, TrustClass
 
 Params = dict[Name, int | str]
-"""One point of a space."""
 Text = Annotated[str, Field(max_length=400)]
-"""An expression or a short text."""
 MOST_POINTS = 50_000
-"""Most points of one variant's space, valid or not: the search looks at every one."""
+"""Maximum of points of one variant's space, valid or not: the search visits every one."""
 
 
 class Distribution(StrEnum):
-    """How the numbers of an input are made."""
+    """Distribution of an input's numbers."""
 
     NORMAL = "normal"
     """Normal around `mean` with deviation `scale`."""
@@ -27,7 +25,7 @@ class Distribution(StrEnum):
     POSITIVE = "positive"
     """Above zero: the absolute value of a normal number times `scale`, plus a thousandth of it."""
     INTEGERS = "integers"
-    """Whole numbers from `low` to `high`, both included."""
+    """Integers from `low` to `high`, inclusive."""
     PERMUTATION = "permutation"
     """Along the last axis every number from 0 to its length minus one, once."""
     CONSTANT = "constant"
@@ -46,22 +44,22 @@ _NUMBERS = ("mean", "scale", "low", "high", "value")
 
 
 class InputRecipe(Record):
-    """How an input is made; families of the lab scale it, plant infinities in it and so on."""
+    """Recipe of an input; families of the lab modify it, for example with infinities."""
 
     like: Distribution = Distribution.NORMAL
-    """Which distribution."""
+    """The distribution."""
     mean: float | None = Field(default=None, allow_inf_nan=False)
-    """Of a normal distribution; 0 where not said."""
+    """Of a normal distribution; default 0."""
     scale: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
-    """Deviation; 1 where not said."""
+    """Deviation; default 1."""
     low: float | None = Field(default=None, allow_inf_nan=False)
-    """Least value; 0 where not said."""
+    """Least value; default 0."""
     high: float | None = Field(default=None, allow_inf_nan=False)
-    """Largest value; 1 where not said."""
+    """Largest value; default 1."""
     value: float | None = Field(default=None, allow_inf_nan=False)
-    """Of a constant; 0 where not said."""
+    """Of a constant; default 0."""
     varied: bool = True
-    """Whether families change it. Weights and whole numbers are never changed."""
+    """Whether families change it. Weights and integers are never changed."""
 
     @model_validator(mode="after")
     def _only_what_it_takes(self) -> InputRecipe:
@@ -83,113 +81,84 @@ class OwnVariant(Record):
     """One source structure, and the parameters it may be compiled with."""
 
     structure: Name
-    """Which algorithm it is, for example ``rows``."""
     language: Language
-    """Language of the sources."""
     entry: Annotated[str, Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]{0,127}$")]
-    """Symbol to launch."""
     sources: tuple[SourceFile, ...] = Field(min_length=1, max_length=16)
-    """Device code; the first is compiled, the others are its headers."""
     params: dict[Name, tuple[int | str, ...]] = Field(default_factory=dict, max_length=16)
-    """Choices of each parameter, in an order in which neighbours behave alike."""
     incumbent: Params | None = None
-    """The point that runs in production; exactly one variant of each language has it."""
+    """The point in production; exactly one variant of each language has it."""
     starts: tuple[Params, ...] = Field(default=(), max_length=16)
-    """Points worth trying first."""
     valid: Text = ""
-    """Relation between parameters and constant axes; empty means every point."""
     grid: tuple[Annotated[str, Field(max_length=200)], ...] = Field(default=(), max_length=3)
-    """Programs per dimension of a GPU launch."""
     layouts: dict[
         Name, Annotated[str, Field(pattern=r"^(as-is|transposed|panels-[0-9]{1,4})$")]
     ] = Field(default_factory=dict)
-    """Layout that weights are repacked to before the first launch."""
     scratch_bytes: Text = "0"
-    """Workspace, an expression over parameters and constant axes."""
     trust: TrustClass = TrustClass.PARAMETERS
-    """Class of the author of its sources: what was fitted to a live kernel is a generator's."""
+    """Trust class of the author: a source fitted to a live kernel is a generator's."""
     serves: Annotated[str, Field(pattern=r"^([a-zA-Z_][a-zA-Z0-9_]{0,127})?$")] = ""
-    """Of a variant that takes over launches of a lifted kernel with other source: the function that
-    gets the launch's own numbers. Empty for the live kernel's source, and for what is no such."""
+    """Function that gets the launch's own numbers, for a variant that replaces a lifted kernel's
+    source. Empty otherwise.
+    """
 
 
 class OwnTraces(Record):
-    """How a trace shows the kernel."""
+    """Appearance of the kernel in a trace."""
 
     op: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_:.]{1,200}$")]
-    """Operator, such as ``retuned::scale_bias`` or ``mylib::scale_bias``."""
     shapes: tuple[tuple[Name, ...], ...]
-    """Axes of each tensor that the trace shows."""
     dtypes: tuple[str, ...]
-    """Element type of each."""
 
 
 class LiftedFrom(Record):
-    """Which live kernel a definition was lifted from, and how a launch of it is bound.
+    """The live kernel of a lifted definition, and how a launch of it is bound.
 
-    A launch is of the definition where every argument is what is said here; else it is not touched.
+    A launch belongs to the definition if every argument matches; otherwise it is not changed.
     """
 
     kernel: Annotated[str, Field(max_length=512)]
-    """``module:qualname``, as the runtime spells it; a stranger's text."""
+    """``module:qualname``, as the runtime spells it; untrusted text."""
     source_digest: Annotated[str, Field(max_length=200)]
-    """Of the live source."""
     parameters: tuple[str, ...]
-    """Of the live kernel, in order."""
     tensors: dict[Name, str]
     """Live parameter of each input and output."""
     axes: dict[Name, str]
-    """Where a launch shows each variable axis: ``param:NAME`` or ``grid:0``."""
+    """Source of each variable axis in a launch: ``param:NAME`` or ``grid:0``."""
     ints: dict[str, Text] = Field(default_factory=dict)
-    """Every whole argument, as an expression over all axes."""
     numels: dict[str, Text] = Field(default_factory=dict)
-    """Elements of every pointer's tensor, as an expression over all axes."""
     floats: dict[str, float] = Field(default_factory=dict)
-    """Every real argument."""
     constants: dict[str, bool | int | float | str | None] = Field(default_factory=dict)
-    """Constexprs as the live launch has them."""
     options: dict[str, int] = Field(default_factory=dict)
-    """Launch options as the live launch has them."""
     grid: tuple[Text, ...] = Field(min_length=1, max_length=3)
-    """The live launch's rule, over axes and constexprs."""
     dtypes: dict[str, str] = Field(default_factory=dict)
-    """Element type of every pointer."""
     notes: tuple[Text, ...] = Field(default=(), max_length=32)
-    """What was read differently from what runs, for people."""
+    """Differences between the parsed and the running code, for people."""
 
 
 class OwnDefinition(Record):
-    """Everything about a kernel that a search and a judge need; from one file."""
+    """A user's own kernel with all data that a search and a judge need."""
 
     definition: Definition
-    """What it computes, with its reference."""
     made: dict[Name, InputRecipe]
-    """How each input is made."""
     families: tuple[str, ...] = Field(min_length=1)
-    """Families of inputs; the first is the ordinary one."""
     where: Text = ""
-    """Which lengths are allowed, over all axes; empty means all."""
     flops: Text = "0"
-    """Floating-point operations of one launch, over all axes."""
     traces: OwnTraces
-    """How a trace shows it."""
     variants: tuple[OwnVariant, ...] = Field(min_length=1, max_length=32)
-    """What may run."""
     lifted: LiftedFrom | None = None
-    """Which live kernel it is; None for a file. With an empty reference the incumbent's own outputs
-    are what variants must give."""
+    """Its live kernel; None for a file. With an empty reference the incumbent's outputs are the
+    oracle.
+    """
 
     @property
     def judged_by_incumbent(self) -> bool:
-        """Whether there is no reference: the kernel that runs is the oracle, for parameters."""
+        """Whether the incumbent is the oracle, for want of a reference."""
         return self.lifted is not None and not self.definition.reference.strip()
 
     @property
     def name(self) -> str:
-        """Name of the definition."""
         return self.definition.name
 
     @property
     def languages(self) -> tuple[Language, ...]:
-        """Languages it has kernels in, in the order of the file."""
         return tuple(dict.fromkeys(variant.language for variant in self.variants))

@@ -1,7 +1,4 @@
-"""The users' own definitions that this process knows.
-
-One place per process, filled once at its start: every part of the catalog's front asks it.
-"""
+"""Users' own definitions in this process: one registry, filled at the start."""
 
 from __future__ import annotations
 
@@ -14,12 +11,11 @@ from retuned.contract import AxisConst
 from retuned.errors import UsageError
 
 LONGEST_VARIABLE = 2**30
-"""Longest variable axis that a trace may show."""
 _KNOWN: dict[str, OwnDefinition] = {}
 _UNCONFINED = False
 
 Unify = Callable[[tuple[tuple[str, ...], ...]], dict[str, int] | None]
-"""Lengths by axis where a launch's tensors have the given shapes; None if they do not fit."""
+"""Lengths by axis if a launch's tensors have the given shapes; None if they do not fit."""
 
 
 def add(
@@ -28,21 +24,15 @@ def add(
     taken: Callable[[str], bool],
     operators: frozenset[str],
 ) -> None:
-    """Make definitions known; the same one again changes nothing.
+    """Register definitions; repeating one changes nothing.
 
-    Parameters
-    ----------
-    definitions
-        From files, or from whoever started this process.
-    taken
-        Whether the catalog has a name.
-    operators
-        Operators that the catalog recognises.
+    `taken` returns whether the catalog has a name. `operators` are those that the catalog
+    recognises.
 
     Raises
     ------
     UsageError
-        If a name or operator is taken, or a definition cannot be used; none is known then.
+        If a name or operator is taken, or a definition is invalid. Then none is registered.
     """
     fresh: dict[str, OwnDefinition] = {}
     for own in definitions:
@@ -51,7 +41,7 @@ def add(
         if own.traces.op in operators:
             raise UsageError(
                 f"definition '{own.name}': the catalog recognises '{own.traces.op}'; choose "
-                "another op_type, or say under `traces: {op: ...}` how a trace shows yours"
+                "another op_type, or set `traces: {op: ...}` to the operator in your traces"
             )
         other = fresh.get(own.name) or _KNOWN.get(own.name)
         if other is not None and other != own and not _renewed(other, own):
@@ -63,49 +53,37 @@ def add(
 
 
 def _renewed(other: OwnDefinition, own: OwnDefinition) -> bool:
-    """Whether a live kernel was lifted again: it computes the same, and more of it was seen."""
+    """Whether a live kernel was lifted again with more observations and the same computation."""
     lifted = other.lifted is not None and own.lifted is not None
     return lifted and other.definition == own.definition
 
 
 def clear() -> None:
-    """Know none any more."""
     _KNOWN.clear()
     allow_unconfined(False)
 
 
 def allow_unconfined(allowed: bool) -> None:
-    """Say whether references run where neither seccomp nor Landlock confines them."""
     global _UNCONFINED
     _UNCONFINED = allowed
 
 
 def unconfined_allowed() -> bool:
-    """Return whether references run where neither seccomp nor Landlock confines them."""
     return _UNCONFINED
 
 
 def find(name: str) -> OwnDefinition | None:
-    """Return the definition of this name, if there is one."""
     return _KNOWN.get(name)
 
 
 def every() -> tuple[OwnDefinition, ...]:
-    """Return all, in the order in which they came."""
     return tuple(_KNOWN.values())
 
 
 def match(op: str, *, unify: Unify, dtypes: tuple[str, ...]) -> tuple[str, dict[str, int]] | None:
-    """Find the definition that a launch belongs to, with its variable axes.
+    """Find the definition of a launch, with its variable axes.
 
-    Parameters
-    ----------
-    op
-        Operator as the trace spells it.
-    unify
-        Reads lengths off the launch's tensors.
-    dtypes
-        Element type of each tensor; empty where the trace does not say.
+    `unify` derives lengths from the launch's tensors. `dtypes` is empty if the trace lacks them.
     """
     for own in _KNOWN.values():
         if own.traces.op != op or (dtypes and dtypes != own.traces.dtypes):

@@ -1,6 +1,6 @@
-"""What may be wrong in a user's own definition beyond the form of its fields; nothing is run.
+"""Validation of a user's own definition beyond the form of its fields; it executes nothing.
 
-Whether the numbers that an input is made of fit each other and its element type. Pure.
+A pure part checks that an input's bounds fit each other and its element type.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from retuned.runtime.core.grid import parse_expression as bound_of
 from retuned.runtime.schema import Refused
 
 _LARGEST_EXACT = 2**53
-"""Whole numbers are made in float64, which holds all of them up to this one."""
+"""Integers are made in float64, which represents all of them up to this one."""
 _BOUNDED = (Distribution.UNIFORM, Distribution.INTEGERS)
 _NAMES = ("mean", "scale", "low", "high", "value")
 
@@ -63,17 +63,6 @@ def range_of(dtype: DType) -> tuple[int | float, int | float]:
 def bound_problems(
     made: InputRecipe, spec: TensorSpec, *, axes: Mapping[str, AxisConst | AxisVar]
 ) -> Iterator[str]:
-    """Yield what is wrong with how an input is made, for its element type.
-
-    Parameters
-    ----------
-    made
-        How it is made.
-    spec
-        The input.
-    axes
-        Of the definition.
-    """
     low, high = made.low or 0.0, 1.0 if made.high is None else made.high
     if made.like in _BOUNDED and low > high:
         unsaid = "; high is 1 where it is not said" if made.high is None else ""
@@ -94,7 +83,7 @@ def bound_problems(
     if made.like is Distribution.CONSTANT and not (
         is_float(NUMPY[spec.dtype]) or value.is_integer()
     ):
-        yield f"value {value:g} is no whole number, and {spec.dtype} holds no others"
+        yield f"value {value:g} is not an integer, and {spec.dtype} holds only integers"
     if made.like is Distribution.PERMUTATION and spec.shape:
         yield from _permuted(spec, axes, largest)
 
@@ -102,7 +91,7 @@ def bound_problems(
 def _permuted(
     spec: TensorSpec, axes: Mapping[str, AxisConst | AxisVar], largest: float
 ) -> Iterator[str]:
-    """Compare with the numbers of the last axis' places: each must be told from the others."""
+    """Compare with the range of the last axis' indices: the type must distinguish all of them."""
     axis = axes.get(spec.shape[-1])
     dtype = NUMPY[spec.dtype]
     most = min(largest, 2.0 / limits_of(dtype).eps) if is_float(dtype) else largest
@@ -114,23 +103,21 @@ def _permuted(
 
 
 LONGEST = 2**24
-"""Longest constant axis: longer ones are a mistake or an attack."""
+"""Longest constant axis: a longer one is a mistake or an attack."""
 _EXACT = re.compile(r"[A-Z][A-Z0-9_]{0,31}")
 _CPP = frozenset({Language.CPU_CPP, Language.GPU_CPP})
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing wrong."""
+    """One problem."""
 
     place: str
-    """Dotted path in the record."""
     message: str
-    """What is wrong and what to write instead."""
 
 
 def faults(own: OwnDefinition) -> Iterator[Fault]:
-    """Yield everything that is wrong with a definition; an empty answer means it can be used."""
+    """Yield every problem of a definition; empty means that it can be used."""
     found = [*_names(own), *_reference(own), *_inputs(own), *_formulas(own), *_traces(own)]
     found += _incumbents(own)
     for number, variant in enumerate(own.variants):
@@ -147,7 +134,7 @@ def _names(own: OwnDefinition) -> Iterator[Fault]:
         for name in getattr(definition, side):
             if not name.isidentifier() or keyword.iskeyword(name) or "__" in name:
                 yield Fault(
-                    f"definition.{side}.{name}", f"'{name}' is no name in Python; rename it"
+                    f"definition.{side}.{name}", f"'{name}' is not a name in Python; rename it"
                 )
     tensors = {*definition.inputs, *definition.outputs}
     for name in sorted(tensors & definition.axes.keys()):
@@ -184,7 +171,7 @@ def _reference(own: OwnDefinition) -> Iterator[Fault]:
         yield Fault(place, f"`run` takes no {', '.join(missing)}; name every input")
     surplus = sorted(set(checked.parameters) - inputs - checked.optional)
     if surplus:
-        yield Fault(place, f"`run` takes {', '.join(surplus)}, which are no inputs")
+        yield Fault(place, f"`run` takes {', '.join(surplus)}, which are not inputs")
 
 
 def _inputs(own: OwnDefinition) -> Iterator[Fault]:
@@ -205,16 +192,17 @@ def _inputs(own: OwnDefinition) -> Iterator[Fault]:
             yield Fault(place, "a scalar has no axis to permute")
         yield from _values(own, name)
     for name in sorted(own.made.keys() - own.definition.inputs.keys()):
-        yield Fault(f"made.{name}", f"there is no input '{name}'")
+        yield Fault(f"made.{name}", f"input '{name}' does not exist")
     for family in own.families:
         if family not in FAMILIES:
             yield Fault("families", f"no family '{family[:40]}'; there are {', '.join(FAMILIES)}")
     if own.families[0] != "randn":
-        yield Fault("families", "the first is 'randn': the numbers as this file says, for timing")
+        yield Fault(
+            "families", "the first is 'randn': the numbers as this file defines them, for timing"
+        )
 
 
 def _values(own: OwnDefinition, name: str) -> Iterator[Fault]:
-    """Look at bounds that are expressions: a server would refuse every variant because of them."""
     rule = own.definition.inputs[name].values
     for bound in () if rule is None else (rule.low, rule.high):
         if isinstance(bound, str):
@@ -293,7 +281,7 @@ def _points(own: OwnDefinition, variant: OwnVariant, place: str) -> Iterator[Fau
     for name in variant.layouts:
         spec = own.definition.inputs.get(name)
         if spec is None or not spec.constant:
-            text = f"'{name}' is no constant input; only weights are repacked"
+            text = f"'{name}' is not a constant input; only weights are repacked"
             yield Fault(f"{place}.layouts.{name}", text)
     grid = variant.language is not Language.CPU_CPP
     if grid != bool(variant.grid):
@@ -314,7 +302,6 @@ def _point(variant: OwnVariant, point: Params | None, place: str) -> Iterator[Fa
 
 
 def _sources(own: OwnDefinition, variant: OwnVariant, place: str) -> Iterator[Fault]:
-    """Build one point, and check its source as every candidate's is."""
     (space,) = [s for s in spaces_of(own, variant.language) if s.name == variant.structure]
     definition = own.definition
     points = [("incumbent", variant.incumbent)] if variant.incumbent is not None else []

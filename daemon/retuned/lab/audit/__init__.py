@@ -1,8 +1,8 @@
-"""What a compiled GPU kernel holds and uses, read from its own bytes; no device is needed.
+"""Audit of compiled GPU kernels, read from the object file; no device is needed.
 
-A compiler says what it likes; what a driver loads is the object file. Read here are registers,
-shared memory, scratch and calls to the host of code objects for AMD GPUs and of cubins, and what
-of an architecture's limits they leave.
+The driver loads the object file, so its bytes are the evidence, not the compiler's report. For code
+objects of AMD GPUs and for cubins, the audit reads registers, shared memory, scratch and host
+calls, and computes the occupancy that they leave.
 """
 
 from retuned.lab.audit.arch import ArchLimits, known_architectures, limits_of

@@ -1,8 +1,8 @@
-"""Kernels of AMD code objects: metadata notes, and the descriptors that the hardware obeys.
+"""AMD code objects: metadata notes, and the kernel descriptors that the hardware uses.
 
-The note is what runtimes read to place arguments; registers, LDS and scratch of a launch come from
-the kernel descriptor, 64 bytes at ``NAME.kd``. Where the two differ the larger number counts, and
-the difference is a finding: a compiler writes both from the same figures.
+Runtimes read the note to place arguments; registers, LDS and scratch of a launch come from the
+kernel descriptor, 64 bytes at ``NAME.kd``. If the two differ, the larger number counts and the
+difference is a finding, because a compiler writes both from the same numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MACHINES: Mapping[int, str] = {
     0x43: "gfx1150", 0x44: "gfx1103", 0x46: "gfx1101", 0x47: "gfx1102", 0x48: "gfx1200",
     0x4A: "gfx1151", 0x4C: "gfx942", 0x4E: "gfx1201", 0x4F: "gfx950",
 }  # fmt: skip
-"""Low byte of the header's flags to architecture, as LLVM numbers them."""
+"""Low byte of the header's flags to architecture, in LLVM's numbering."""
 _METADATA = 32
 _DESCRIPTOR = struct.Struct("<IIII q 20x III HH 4x")
 _UNIFIED = ("gfx90a", "gfx942", "gfx950")
@@ -33,7 +33,7 @@ _KERNELS_MAX = 4096
 
 
 def arch_of(elf: ElfFile) -> str:
-    """Architecture in the header; empty where this version does not know it."""
+    """Return the architecture in the header; empty if unknown."""
     return MACHINES.get(elf.flags & 0xFF, "") if elf.machine == EM_AMDGPU else ""
 
 
@@ -43,7 +43,7 @@ def read_kernels(elf: ElfFile) -> list[KernelFacts]:
     Raises
     ------
     ObjectUnreadable
-        If notes or descriptors are missing or cannot be.
+        If notes or descriptors are missing or invalid.
     """
     symbols = {symbol.name: symbol for symbol in elf.symbols() if symbol.name}
     symbols |= {symbol.name: symbol for symbol in elf.dynamic_symbols() if symbol.name}
@@ -67,7 +67,7 @@ def _metadata(elf: ElfFile) -> list[dict[str, Any]]:
     if not isinstance(kernels, list) or len(kernels) > _KERNELS_MAX:
         raise elf.broken("its metadata lists no kernels")
     if not all(isinstance(kernel, dict) for kernel in kernels):
-        raise elf.broken("its metadata lists something that is no kernel")
+        raise elf.broken("its metadata lists an entry that is not a kernel")
     if whole.get("amdhsa.printf"):
         kernels = [{**kernel, "prints": True} for kernel in kernels]
     return kernels
@@ -84,7 +84,7 @@ def _kernel(elf: ElfFile, body: Mapping[str, Any], symbols: Mapping[str, Symbol]
     def number(key: str, default: int | None = None) -> int:
         value = body.get(key, default)
         if type(value) is not int or not 0 <= value < _NUMBER_MAX:
-            raise elf.broken(f"kernel '{name[:60]}': {key} is no count")
+            raise elf.broken(f"kernel '{name[:60]}': {key} is not a count")
         return value
 
     raw = _DESCRIPTOR.unpack(elf.at_address(at.value, _DESCRIPTOR.size))
@@ -119,18 +119,17 @@ def _kernel(elf: ElfFile, body: Mapping[str, Any], symbols: Mapping[str, Symbol]
 
 
 class _Instruction:
-    """What the hardware is told."""
+    """Resources in the kernel descriptor."""
 
     def __init__(self, raw: tuple[int, ...], arch: str) -> None:
         self.shared_bytes, self.scratch_bytes, self.kernarg_bytes = raw[0], raw[1], raw[2]
         granule = 8 if arch in _UNIFIED else 4
         rsrc1 = raw[6]
-        # Only for the family whose granule is known; others are taken at their note's word.
+        # Only for the family whose granule is known; for others the note counts.
         self.registers = ((rsrc1 & 0x3F) + 1) * granule if arch.startswith("gfx9") else None
 
 
 def _kinds(body: Mapping[str, Any]) -> set[str]:
-    """Return kinds of the arguments, hidden ones among them."""
     args = body.get(".args")
     listed = args if isinstance(args, list) else []
     found = [arg.get(".value_kind") for arg in listed if isinstance(arg, dict)]
@@ -138,7 +137,7 @@ def _kinds(body: Mapping[str, Any]) -> set[str]:
 
 
 def _host_calls(body: Mapping[str, Any], symbols: Mapping[str, Symbol]) -> tuple[str, ...]:
-    """Name what prints, and what its file has code for."""
+    """Return host calls that print, or whose code is in the file."""
     found = [_PRINTS] if _PRINTS in _kinds(body) else []
     found += sorted(name[:60] for name in symbols if name.startswith(_CALLS))
     if body.get("prints"):

@@ -1,4 +1,4 @@
-"""What a multiprocessor or compute unit of each architecture has to give, and who says so."""
+"""Architecture limits: resources of a multiprocessor or compute unit, with their sources."""
 
 from __future__ import annotations
 
@@ -11,36 +11,26 @@ _LLVM = "LLVM AMDGPU target: IsaInfo and the user guide's kernel descriptor"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchLimits:
-    """Limits of one architecture."""
-
     arch: str
-    """Such as ``sm_90`` or ``gfx942``."""
     source: str
-    """Where the numbers are from."""
+    """Source of the numbers."""
     lanes: int
-    """Threads of a wave or warp."""
     waves: int
-    """Most waves or warps that a unit holds."""
     blocks: int
-    """Most blocks that a unit holds."""
     registers: int
-    """Vector registers of a unit, each as wide as a number of one thread."""
+    """Vector registers of a unit, each of one thread's width."""
     registers_per_thread: int
-    """Most that one thread may have."""
     register_granule: int
-    """Registers of a thread (AMD), or of a warp (NVIDIA), are given out in these steps."""
+    """Allocation step of registers: per thread (AMD) or per warp (NVIDIA)."""
     scalars_for_all_waves: int = 0
-    """Up to so many scalar registers a wave, scalars limit nothing; 0 where they never do."""
+    """Scalar registers per wave that never limit occupancy; 0 if scalars never do."""
     simds: int = 4
-    """Parts of a unit; waves of a block are spread over them."""
     shared_bytes: int
-    """Shared memory (LDS) of a unit."""
     shared_per_block_bytes: int
-    """Most that one block may have, once it is asked for."""
+    """Maximum per block, on request."""
     shared_reserved_bytes: int = 0
-    """Taken by the system from each block."""
+    """Reserved by the system in each block."""
     shared_granule_bytes: int = 128
-    """Given out in these steps."""
 
     @property
     def is_amd(self) -> bool:
@@ -107,12 +97,11 @@ _TABLE: Mapping[str, ArchLimits] = {
 
 
 def known_architectures() -> tuple[str, ...]:
-    """Return the architectures whose limits are known."""
     return tuple(_TABLE)
 
 
 def limits_of(arch: str) -> ArchLimits | None:
-    """Return the limits of an architecture; None where this version has no numbers.
+    """Return the limits of an architecture, or None if unknown.
 
     Examples
     --------

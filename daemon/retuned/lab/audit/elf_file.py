@@ -1,8 +1,8 @@
-"""A reader of 64-bit ELF objects that trusts no number in them.
+"""ELF reader for untrusted 64-bit objects.
 
-Every offset and count is checked against the bytes that are there before anything is made of it.
-Since parts may overlap, or be named many times over, what all reading together copies and makes is
-bounded as well, by the length of the file; what is wrong is said with its place.
+Every offset and count is checked against the available bytes before use. Parts may overlap or be
+referenced repeatedly, so total copies and objects are bounded by the length of the file. Errors
+name their location.
 """
 
 from __future__ import annotations
@@ -16,24 +16,19 @@ from retuned.errors import UnreadableInput
 from retuned.files import read_plain
 
 MAX_BYTES = 64 * 2**20
-"""Largest object."""
 EM_CUDA, EM_AMDGPU = 190, 224
-"""Machines."""
 SHT_SYMTAB, SHT_NOTE, SHT_NOBITS, SHT_DYNSYM = 2, 7, 8, 11
-"""Kinds of sections."""
 SHF_WRITE, SHF_ALLOC, SHF_EXECINSTR = 1, 2, 4
-"""Flags of sections."""
 STT_OBJECT, STT_FUNC = 1, 2
-"""Kinds of symbols."""
 _MAX_SECTIONS = 8192
 _MAX_SYMBOLS = 200_000
 _MAX_NAME = 4096
 _MAX_PARTS = 1_000_000
-"""Sections, segments, symbols, notes and attributes that are made in all."""
+"""Maximum of sections, segments, symbols, notes and attributes together."""
 _MAX_NAMES_BYTES = 64 * 2**20
-"""Names of sections and symbols in all; they may share their bytes in the file."""
+"""Maximum of all names together; they may share bytes in the file."""
 _PASSES, _SPARE_BYTES = 16, 1 << 20
-"""How often, in all, the bytes of a file may be read; honest readers need some three passes."""
+"""Limit of reads of a file's bytes, in passes; valid files need about three."""
 _PT_NOTE = 4
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -43,7 +38,7 @@ _NOTE = struct.Struct("<III")
 
 
 class ObjectUnreadable(UnreadableInput):
-    """An object file is cut off, lies about its parts, or is none."""
+    """An object file is truncated, inconsistent, or of another format."""
 
     def __init__(self, where: str, problem: str) -> None:
         super().__init__("bad-object", where=where, message=problem)
@@ -51,24 +46,14 @@ class ObjectUnreadable(UnreadableInput):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """One section."""
-
     name: str
-    """Name."""
     kind: int
-    """``SHT_``."""
     flags: int
-    """``SHF_``."""
     address: int
-    """Where it is loaded."""
     offset: int
-    """First byte in the file."""
     size: int
-    """Bytes; of ``SHT_NOBITS``, bytes in memory only."""
     link: int
-    """Another section's index."""
     info: int
-    """Meaning depends on the kind."""
 
     @property
     def is_state(self) -> bool:
@@ -78,48 +63,30 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symbol:
-    """One symbol."""
-
     name: str
-    """Name; empty for sections' own."""
     kind: int
-    """``STT_``."""
     other: int
     """Visibility, and on NVIDIA whether it is a kernel."""
     section: int
     """Index of its section; 0 where it is defined elsewhere."""
     value: int
-    """Address, or offset in its section."""
     size: int
-    """Bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """One note."""
-
     owner: str
-    """Who defines its kind."""
     kind: int
-    """Kind."""
     body: bytes
-    """Content."""
 
 
 class ElfFile:
-    """One object.
-
-    Parameters
-    ----------
-    data
-        The file.
-    where
-        Its name, for messages.
+    """One object; `where` names it in messages.
 
     Raises
     ------
     ObjectUnreadable
-        If its headers cannot be; methods raise it for what they read.
+        If its headers are invalid; methods raise it for the parts that they read.
     """
 
     def __init__(self, data: bytes, *, where: str) -> None:
@@ -132,35 +99,34 @@ class ElfFile:
         if len(data) > MAX_BYTES:
             raise self.broken(f"has {len(data)} bytes, more than {MAX_BYTES}")
         if data[:4] != b"\x7fELF":
-            raise self.broken("is no ELF object")
+            raise self.broken("is not an ELF object")
         header = _HEADER.unpack(self._take(0, _HEADER.size, "its header"))
         identity = header[0]
         if identity[4] != 2 or identity[5] != 1:
-            raise self.broken("is no 64-bit little-endian object")
+            raise self.broken("is not a 64-bit little-endian object")
         self.abi, self.abi_version = identity[7], identity[8]
         self.kind, self.machine, self.flags = header[1], header[2], header[7]
         self._segments_at, self._segment_size, self._segments = header[5], header[9], header[10]
         self.sections = self._read_sections(header[6], header[11], header[12], header[13])
 
     def broken(self, problem: str) -> ObjectUnreadable:
-        """Return the error that names this file."""
         return ObjectUnreadable(self.where, problem)
 
     def charge(self, parts: int, *, read_bytes: int = 0) -> None:
-        """Count what is made of the file, before it is made.
+        """Count parts and bytes before they are created.
 
         Raises
         ------
         ObjectUnreadable
-            If it is more than any honest file needs: its tables overlap, or name each other.
+            If it is more than a valid file needs: its tables overlap or reference each other.
         """
         self._parts_left -= parts
         self._bytes_left -= read_bytes
         if self._parts_left < 0 or self._bytes_left < 0:
-            raise self.broken("names the same bytes over and over; nothing honest does")
+            raise self.broken("references the same bytes too often")
 
     def content(self, section: Section) -> bytes:
-        """Bytes of a section; none where it is in memory only."""
+        """Bytes of a section; empty if it exists in memory only."""
         if section.kind == SHT_NOBITS:
             return b""
         return self._take(section.offset, section.size, f"section '{section.name[:60]}'")
@@ -174,12 +140,11 @@ class ElfFile:
         return []
 
     def dynamic_symbols(self) -> list[Symbol]:
-        """Symbols that a loader sees."""
         found = (section for section in self.sections if section.kind == SHT_DYNSYM)
         return [symbol for section in found for symbol in self._read_symbols(section)]
 
     def notes(self) -> list[Note]:
-        """Return notes of segments, which loaders read, and of sections; each once."""
+        """Return notes of segments, which loaders read, and of sections, each once."""
         found: dict[tuple[str, int, bytes], Note] = {}
         for block in self._note_blocks():
             for note in self._read_notes(block):
@@ -187,7 +152,7 @@ class ElfFile:
         return list(found.values())
 
     def at_address(self, address: int, size: int) -> bytes:
-        """Bytes that are loaded at an address.
+        """Return bytes that are loaded at an address.
 
         Raises
         ------
@@ -237,7 +202,7 @@ class ElfFile:
 
     def _read_symbols(self, section: Section) -> list[Symbol]:
         if section.size % _SYMBOL.size or section.size > _MAX_SYMBOLS * _SYMBOL.size:
-            raise self.broken(f"section '{section.name[:60]}' is no table of symbols")
+            raise self.broken(f"section '{section.name[:60]}' is not a symbol table")
         if section.link >= len(self.sections):
             raise self.broken(f"section '{section.name[:60]}' names no table of names")
         place = (section.offset, section.size, section.link)

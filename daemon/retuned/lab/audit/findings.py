@@ -1,4 +1,4 @@
-"""What an audit says: stable codes, the facts of one kernel, and what refuses it."""
+"""Audit findings: stable codes, the facts of one kernel, and the refusal."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from retuned.errors import CandidateError
 from retuned.lab.audit.occupancy import Occupancy
 
 NAMED = 5
-"""Most names that a finding lists."""
 
 
 class AuditCode(StrEnum):
-    """Stable codes of what an audit refuses."""
+    """Stable codes of refusals by the audit."""
 
     OVER_LIMIT_SHARED = "over-limit-shared"
     OVER_LIMIT_REGISTERS = "over-limit-registers"
@@ -32,58 +31,46 @@ class AuditCode(StrEnum):
 
 
 class AuditProblem(Record):
-    """One thing that an object must not have."""
+    """One reason to refuse an object."""
 
     code: AuditCode
-    """Stable code."""
     detail: str
-    """What and where, one sentence; names in it are a stranger's."""
+    """One sentence with the location; names in it are untrusted."""
 
 
 class AuditLimits(Record):
-    """What a policy allows beyond the architecture's limits; None allows all."""
+    """Limits of a policy, stricter than the architecture's; None means no limit."""
 
     max_scratch_bytes: int | None = Field(default=None, ge=0)
-    """Private memory of a thread."""
     max_spilled_registers: int | None = Field(default=None, ge=0)
-    """Registers kept in memory; where a format does not count them, scratch is all that shows."""
+    """Spilled registers; where a format does not count them, only scratch is checked."""
 
 
 class AuditReport(Record):
-    """One kernel of an object file."""
-
     kernel: str
-    """Symbol; a stranger's text."""
+    """Symbol; untrusted text."""
     arch: str
-    """What it was compiled for, as its header says."""
     threads: int = Field(ge=1)
-    """Threads of a block that the estimate is for."""
     registers: int = Field(ge=0)
-    """Vector registers of a thread, accumulators included."""
     accumulator_registers: int | None = Field(default=None, ge=0)
-    """Accumulators among them; None where there are none."""
+    """Accumulators among them; None if not applicable."""
     scalar_registers: int | None = Field(default=None, ge=0)
-    """Of a wave; None where there are none."""
+    """Per wave; None if not applicable."""
     spilled_registers: int | None = Field(default=None, ge=0)
-    """Kept in memory; None where the format does not say."""
+    """Spilled to memory; None if the format does not count them."""
     shared_bytes: int = Field(ge=0)
-    """Shared memory (LDS) of a block: of the object and of the launch."""
+    """Shared memory (LDS) of a block, from the object and the launch."""
     shared_limit_bytes: int | None = Field(default=None, ge=0)
-    """Most that a block may have; None where this version does not know the architecture."""
+    """Maximum per block; None if the architecture is unknown."""
     scratch_bytes: int = Field(ge=0)
-    """Private memory of a thread."""
     kernarg_bytes: int = Field(ge=0)
-    """Arguments."""
     occupancy: Occupancy | None = None
-    """Estimate; None where this version does not know the architecture."""
+    """Estimate; None if the architecture is unknown."""
     problems: tuple[AuditProblem, ...] = ()
-    """What refuses it; empty where it passed."""
     notes: tuple[str, ...] = ()
-    """What is worth knowing and refuses nothing."""
 
     @property
     def sentence(self) -> str:
-        """The figures in one sentence."""
         spilled = "" if self.spilled_registers is None else f", {self.spilled_registers} spilled"
         held = ""
         if self.occupancy is not None:
@@ -95,7 +82,7 @@ class AuditReport(Record):
         )
 
     def within(self, limits: AuditLimits | None) -> AuditReport:
-        """Return the report with what is beyond a policy's limits among its problems."""
+        """Return the report with violations of a policy's limits added to its problems."""
         limits = limits or AuditLimits()
         scratch, spill = limits.max_scratch_bytes, limits.max_spilled_registers
         found = []
@@ -109,10 +96,9 @@ class AuditReport(Record):
 
 
 def refusal(reports: Sequence[AuditReport]) -> CandidateError | None:
-    """Return what refuses an object; None where nothing does.
+    """Return the refusal of an object, or None.
 
-    The reason is ``over-limit`` where resources are all that is wrong, else
-    ``binary-audit-failed``.
+    The reason is ``over-limit`` if only resource limits are violated, else ``binary-audit-failed``.
     """
     problems = [problem for report in reports for problem in report.problems]
     if not problems:
@@ -124,5 +110,5 @@ def refusal(reports: Sequence[AuditReport]) -> CandidateError | None:
 
 
 def problem_of(code: AuditCode, detail: str) -> AuditProblem:
-    """Return a finding; names in it are a stranger's, and shortened."""
+    """Return a finding; names in it are untrusted and shortened."""
     return AuditProblem(code=code, detail=detail[:300])

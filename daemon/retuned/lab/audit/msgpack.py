@@ -1,7 +1,7 @@
-"""The small part of MessagePack that the notes of AMD's code objects are written in.
+"""MessagePack subset that the notes of AMD code objects use.
 
-A count in a stranger's file is believed only as far as there are bytes left to hold so many things,
-and nesting is bounded, so that reading costs no more than the file is long.
+The input is untrusted: a count is checked against the remaining bytes, and nesting is bounded.
+Reading costs at most time in proportion to the file's length.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 _MAX_DEPTH = 32
 _MAX_VALUES = 1_000_000
-"""Numbers, texts and containers of one message; the notes of a large code object hold thousands."""
+"""Maximum of numbers, texts and containers; notes of a large code object hold thousands."""
 _NUMBERS: dict[int, struct.Struct] = {
     0xCA: struct.Struct(">f"),
     0xCB: struct.Struct(">d"),
@@ -33,16 +33,16 @@ _MAPS = {0xDE: 2, 0xDF: 4}
 
 
 class BadMessage(ValueError):
-    """The bytes are no message; says where."""
+    """The bytes are not a valid message; the text gives the position."""
 
 
 def decode(data: bytes) -> Any:  # noqa: ANN401 - whatever was written
-    """Read one message: None, bool, int, float, str, list and dict with keys that are text.
+    """Decode one message: None, bool, int, float, str, list and dict with text keys.
 
     Raises
     ------
     BadMessage
-        If it is cut off, too deep, or followed by something else.
+        If it is truncated, nested too deeply, or followed by other bytes.
 
     Examples
     --------
@@ -96,7 +96,7 @@ class _Reader:
     def _pair(self, depth: int) -> tuple[str, Any]:
         key = self.value(depth + 1)
         if not isinstance(key, str):
-            raise BadMessage(f"a key that is no text before byte {self.at}")
+            raise BadMessage(f"a key is not a text, before byte {self.at}")
         return key, self.value(depth + 1)
 
     def _many(self, count: int, least_bytes: int, read: Callable[[], Any]) -> list[Any]:

@@ -1,7 +1,7 @@
-"""Kernels of cubins: what ``.nv.info`` and the names and sizes of sections say.
+"""Cubin kernels: facts from ``.nv.info`` and from names and sizes of sections.
 
-A cubin does not count spilled registers; they are part of a thread's frame in local memory. What a
-launch adds to shared memory is not in it either.
+A cubin does not count spilled registers; they are part of a thread's frame in local memory. It does
+not include the launch's dynamic shared memory either.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from retuned.lab.audit.facts import KernelFacts
 
 _TEXT, _INFO, _SHARED = ".text.", ".nv.info", ".nv.shared."
 RESERVED_SHARED = ".nv.reservedSmem."
-"""Symbols of shared memory that the driver takes from every block for itself."""
+"""Symbols of shared memory that the driver reserves in every block."""
 _RESERVED_BYTES = 1024
 _SIZED, _VALUE = 4, 3
 _MAX_THREADS, _EXTERNS, _REQUIRED_THREADS = 0x05, 0x0F, 0x10
@@ -27,15 +27,13 @@ _ARCHES = range(50, 200)
 
 @dataclass(slots=True)
 class _Info:
-    """Attributes of one function."""
-
     numbers: dict[int, int] = field(default_factory=dict)
     threads: int = 0
     externs: list[str] = field(default_factory=list)
 
 
 def arch_of(elf: ElfFile) -> str:
-    """Architecture in the header; empty where it is in none of the places that were ever used."""
+    """Return the architecture in the header; empty if it is in none of the known places."""
     if elf.machine != EM_CUDA:
         return ""
     # The low byte until CUDA 12; the second one since, with the ABI version in the header's.
@@ -51,7 +49,7 @@ def read_kernels(elf: ElfFile) -> list[KernelFacts]:
     Raises
     ------
     ObjectUnreadable
-        If it is cut off or has a kernel without its attributes.
+        If it is truncated or has a kernel without attributes.
     """
     symbols = elf.symbols()
     sections = {section.name: section for section in elf.sections}
@@ -61,7 +59,7 @@ def read_kernels(elf: ElfFile) -> list[KernelFacts]:
         if len(value) == 8:
             index, number = struct.unpack("<II", value)
             if index >= len(symbols):
-                raise elf.broken(f"{_INFO} speaks of symbol {index} of {len(symbols)}")
+                raise elf.broken(f"{_INFO} refers to symbol {index} of {len(symbols)}")
             infos.setdefault(symbols[index].name, _Info()).numbers[attribute] = number
     names = [s.name.removeprefix(_TEXT) for s in elf.sections if s.name.startswith(_TEXT)]
     entries = {s.name for s in symbols if s.other & _KERNEL and s.section}
@@ -113,7 +111,7 @@ def _kernel(
 
 
 def _entries(elf: ElfFile, section: Section) -> Iterator[tuple[int, bytes]]:
-    """Walk attributes: form, which, and a sized value or one of two bytes."""
+    """Iterate over attributes: form, number, and a sized value or one of two bytes."""
     data = elf.content(section)
     at = 0
     while at + 4 <= len(data):

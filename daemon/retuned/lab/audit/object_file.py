@@ -1,4 +1,4 @@
-"""What an object file keeps between launches, and what it needs from elsewhere."""
+"""Object file state: data kept between launches, and external symbols."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ from retuned.lab.audit.findings import NAMED, AuditCode, AuditProblem, problem_o
 from retuned.lab.audit.nvidia import RESERVED_SHARED
 
 _READ_ONLY_LATER = frozenset({".dynamic", ".got", ".got.plt", ".relro_padding", ".data.rel.ro"})
-"""Written by the loader alone, or padding of what is."""
+"""Sections that only the loader writes, or their padding."""
 _TABLES = {
     "__cudart_i2opi_f": 24,
     "__cudart_i2opi_d": 144,
     "__cudart_sin_cos_coeffs": 128,
 }
-"""Constants of NVIDIA's mathematics: compilers put them beside variables; nothing writes there."""
+"""Constants of NVIDIA's math library, placed beside variables; code never writes them."""
 _ASKED = re.compile(r"_\$_str(_\$_\d{1,3})?")
 _ASKED_BYTES = frozenset(
     len(name) + 1 for name in ("__CUDA_FTZ", "__CUDA_PREC_SQRT", "__CUDA_PREC_DIV", "__CUDA_ARCH")
 )
-"""Names that the same library asks its compiler about, left behind by square roots and others."""
+"""Names by which the same library queries its compiler, left by square roots and others."""
 _UNIT = "__hip_cuid_"
-"""One byte that clang gives every object for HIP, so that linkers tell them apart."""
+"""One byte that clang adds to every HIP object so that linkers can distinguish them."""
 
 
 def findings_of_file(elf: ElfFile, *, arch: str | None, found_arch: str) -> list[AuditProblem]:
-    """Return findings that concern every kernel of the file."""
     found = []
     if arch is not None and found_arch != arch:
         detail = f"is for {found_arch or 'an unknown architecture'}, not {arch}"
@@ -51,12 +50,12 @@ def findings_of_file(elf: ElfFile, *, arch: str | None, found_arch: str) -> list
 
 
 def _is_system(symbol: Symbol) -> bool:
-    """Whether the driver itself gives it: where its reserved shared memory begins."""
+    """Whether the driver provides the symbol: the start of its reserved shared memory."""
     return symbol.name.startswith(RESERVED_SHARED)
 
 
 def _state_of(section: Section, objects: Sequence[Symbol]) -> str:
-    """Say what a section keeps between launches; empty where it keeps nothing.
+    """Return a description of a section's state between launches; empty if there is none.
 
     On NVIDIA, ``.nv.global`` holds variables, ``.nv.shared`` and ``.nv.local`` sizes only.
     """
@@ -75,7 +74,7 @@ def _state_of(section: Section, objects: Sequence[Symbol]) -> str:
 
 
 def _is_compilers(symbol: Symbol) -> bool:
-    """Whether a compiler put it there, and nothing writes to it."""
+    """Whether the compiler placed it there and no code writes to it."""
     if symbol.name.startswith(_UNIT):
         return symbol.size == 1
     if _ASKED.fullmatch(symbol.name):

@@ -1,4 +1,4 @@
-"""How many waves of a kernel a compute unit can hold at once, and what stops it. Pure."""
+"""Occupancy estimate: waves of a kernel that a compute unit can hold, and the limiter. Pure."""
 
 from __future__ import annotations
 
@@ -10,18 +10,15 @@ from retuned.lab.audit.facts import KernelFacts
 
 
 class Occupancy(Record):
-    """An estimate from resources alone; nothing was run."""
+    """An estimate from resources alone, not a measurement."""
 
     waves: int = Field(ge=0)
-    """Waves or warps resident on a unit; 0 where not even one block fits."""
+    """Waves or warps resident on a unit; 0 if not even one block fits."""
     of: int = Field(ge=1)
-    """Most that a unit holds."""
     blocks: int = Field(ge=0)
-    """Blocks resident on a unit."""
     limited_by: str
-    """What stops more: ``registers``, ``scalars``, ``shared``, ``blocks`` or ``waves``."""
+    """The limiter: ``registers``, ``scalars``, ``shared``, ``blocks`` or ``waves``."""
     source: str
-    """Whose numbers of the architecture were used."""
 
 
 def occupancy(
@@ -29,16 +26,7 @@ def occupancy(
 ) -> Occupancy:
     """Estimate the occupancy of one kernel.
 
-    Parameters
-    ----------
-    facts
-        Its registers.
-    limits
-        The architecture's.
-    threads
-        Of a block.
-    shared_bytes
-        Of a block, with what the launch adds.
+    `threads` and `shared_bytes` are per block; `shared_bytes` includes the launch's part.
 
     Examples
     --------
@@ -51,7 +39,7 @@ def occupancy(
     waves = max(1, -(-threads // limits.lanes))
     fitting = {
         "waves": limits.waves // waves,
-        # Waves of a single one need no barrier, of which a unit of AMD's has one a block.
+        # Blocks of one wave need no barrier; a unit of AMD's has one barrier per block.
         "blocks": limits.waves if limits.is_amd and waves == 1 else limits.blocks,
         "registers": _by_registers(facts.registers, limits, waves),
         "shared": _by_shared(shared_bytes, limits),

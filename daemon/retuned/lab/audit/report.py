@@ -1,4 +1,4 @@
-"""The audit of an object file: facts of every kernel, what is wrong, what is worth a note."""
+"""Audit report of an object file: facts, problems and notes per kernel."""
 
 from __future__ import annotations
 
@@ -37,35 +37,21 @@ def audit_object(
     limits: AuditLimits | None = None,
     where: str = "the compiled object",
 ) -> tuple[AuditReport, ...]:
-    """Audit an object for an AMD or NVIDIA GPU; one report per kernel.
+    """Audit an object (HSACO or cubin) for an AMD or NVIDIA GPU; one report per kernel.
 
-    Parameters
-    ----------
-    data
-        A code object (HSACO) or a cubin.
-    arch
-        What it must be for; None takes its header's word.
-    entry
-        The one kernel it must have; None takes all there are.
-    threads
-        Of a block; None takes the largest that the kernel was compiled for.
-    dynamic_shared_bytes
-        Shared memory that the launch adds.
-    shared_limit_bytes
-        Most that a block may have, where the device itself was asked.
-    limits
-        A policy's.
-    where
-        Name of the file, for messages.
+    `arch` is the required architecture; None accepts the header's. `entry` is the only kernel it
+    must have; None accepts all. `threads` per block of None uses the maximum that the kernel was
+    compiled for. `dynamic_shared_bytes` is the launch's shared memory, `shared_limit_bytes` the
+    device's maximum per block. `where` names the file in messages.
 
     Raises
     ------
     ObjectUnreadable
-        If it is cut off, lies about its parts, or is for no GPU.
+        If it is truncated, inconsistent, or not for a GPU.
     """
     elf = ElfFile(data, where=where)
     if elf.machine not in (EM_AMDGPU, EM_CUDA):
-        raise elf.broken(f"is for machine {elf.machine}, which is no GPU of AMD or NVIDIA")
+        raise elf.broken(f"is for machine {elf.machine}, which is not a GPU of AMD or NVIDIA")
     reader = amd if elf.machine == EM_AMDGPU else nvidia
     found_arch = reader.arch_of(elf)
     kernels = reader.read_kernels(elf)

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from retuned.contract import Solution
 from retuned.lab.generators.devices import DeviceFacts
 from retuned.lab.generators.priors import Priors
-from retuned.lab.generators.random import RandomGenerator
 from retuned.lab.generators.recipes import RecipeGenerator
 from retuned.lab.generators.search import SearchGenerator
 from retuned.lab.generators.spaces import Tunable
-from retuned.lab.generators.tpe import TpeGenerator
 from retuned.lab.generators.transfer import Earlier, PortingGenerator
 from retuned.ports import Finding, Generator
 from retuned.stages.experiment import ExperimentPlan
@@ -87,26 +85,6 @@ def make_search(occasion: GeneratorInput) -> Generator:
     )
 
 
-def make_random(occasion: GeneratorInput) -> Generator:
-    """Return chance over the plan's structures."""
-    return RandomGenerator(
-        occasion.tunable,
-        cores=occasion.cores,
-        seed=occasion.seed,
-        structures=occasion.plan.structures,
-    )
-
-
-def make_tpe(occasion: GeneratorInput) -> Generator:
-    """Return optuna's TPE over the plan's structures."""
-    return TpeGenerator(
-        occasion.tunable,
-        cores=occasion.cores,
-        seed=occasion.seed,
-        structures=occasion.plan.structures,
-    )
-
-
 def make_recipes(occasion: GeneratorInput) -> Generator:
     """Return the recipes, applied to the incumbent and to the best so far."""
     return RecipeGenerator(
@@ -131,8 +109,6 @@ def make_porting(occasion: GeneratorInput) -> Generator:
 
 SELF_CONTAINED: Mapping[str, Make] = {
     "search": make_search,
-    "random": make_random,
-    "tpe": make_tpe,
     "recipes": make_recipes,
     "porting": make_porting,
 }

@@ -1,1 +1,1 @@
-"""Children that run candidates, the memory shared with them, and what their parent checks."""
+"""Runs candidates in children, with the shared memory and the checks of the parent."""

@@ -1,9 +1,9 @@
-"""Memory shared with a child: tensors between red zones, laid out and read by the parent.
+"""Shared memory arena of a child: tensors between red zones, placed and read by the parent.
 
-The child is told offsets only. Every tensor lies between two zones filled with a pattern; after a
-run the parent looks whether the zones still hold it. Two runs with two patterns must give equal
-outputs, else the candidate read what it did not write. With ``fenced`` the tensor ends at a page
-boundary, so that the child can make the next page unreadable and a read past the end becomes a
+The child gets offsets only. Every tensor lies between two zones filled with a pattern. After a run
+the parent checks that the zones still hold the pattern. Two runs with two patterns must give equal
+outputs, else the candidate read memory that it did not write. With ``fenced`` the tensor ends at a
+page boundary. The child can then make the next page unreadable, and a read past the end becomes a
 fault.
 """
 
@@ -28,28 +28,18 @@ _ALIGN = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
-    """Where one tensor lies; offsets in bytes from the arena's start."""
+    """Place of one tensor; offsets in bytes from the arena's start."""
 
     low: int
-    """Start of the zone before."""
     start: int
-    """First byte of the tensor."""
     end: int
-    """One past the last byte of the tensor."""
     high: int
-    """End of the zone after."""
     fence: int
     """First page boundary at or after the end; pages from here to `high` may be made unreadable."""
 
 
 class Arena:
-    """One block of anonymous shared memory, reused for many layouts.
-
-    Parameters
-    ----------
-    size_bytes
-        Capacity; laying out more than this raises.
-    """
+    """One block of anonymous shared memory, reused for many layouts of `size_bytes` at most."""
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = -(-size_bytes // PAGE) * PAGE
@@ -71,7 +61,7 @@ class Arena:
         self.close()
 
     def close(self) -> None:
-        """Give the memory back; views still held keep it until they go."""
+        """Release the memory; it stays mapped until views still in use are gone."""
         del self._bytes
         with contextlib.suppress(BufferError):
             self._map.close()
@@ -79,11 +69,9 @@ class Arena:
 
     @property
     def used_bytes(self) -> int:
-        """From the start to the end of the last region."""
         return self._next
 
     def reset(self) -> None:
-        """Forget all regions; their memory is used again."""
         self._next = 0
 
     def place(self, nbytes: int, *, zone_bytes: int = PAGE, fenced: bool = False) -> Region:
@@ -107,26 +95,21 @@ class Arena:
         return Region(low=low, start=start, end=start + nbytes, high=high, fence=low + zone + room)
 
     def view(self, region: Region, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-        """Return the tensor as an array over the shared memory."""
         return self._bytes[region.start : region.end].view(dtype).reshape(shape)
 
     def fill_zones(self, regions: Sequence[Region], value: int) -> None:
-        """Write `value` to every byte of every zone."""
         for region in regions:
             self._bytes[region.low : region.start] = value
             self._bytes[region.end : region.high] = value
 
     def fill(self, regions: Sequence[Region], value: int) -> None:
-        """Write `value` to every byte of every tensor."""
         for region in regions:
             self._bytes[region.start : region.end] = value
 
     def holds(self, regions: Sequence[Region], value: int) -> bool:
-        """Whether every byte of every tensor is `value`."""
         return all(bool((self._bytes[r.start : r.end] == value).all()) for r in regions)
 
     def zones_intact(self, regions: Sequence[Region], value: int) -> bool:
-        """Whether every zone still holds `value`."""
         return all(
             bool((self._bytes[low:high] == value).all())
             for region in regions

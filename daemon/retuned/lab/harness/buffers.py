@@ -1,4 +1,4 @@
-"""Where a timed shape's buffers lie: several sets of inputs and outputs, shared by all sides."""
+"""Buffers of a timed shape: several sets of inputs and outputs, shared by all sides."""
 
 from __future__ import annotations
 
@@ -20,21 +20,17 @@ class Placed:
     """One shape's buffers in the arena."""
 
     axes: Mapping[str, int]
-    """Lengths of the variable axes."""
     lengths: tuple[int, ...]
-    """Lengths of all axes."""
     regions: tuple[Region, ...]
-    """Everything, for the red zones."""
     inputs: tuple[dict[tuple[str, str], Region], ...]
-    """Per set: input and layout."""
+    """Per set, by input and layout."""
     outputs: tuple[dict[str, Region], ...]
-    """Per set."""
     spare: dict[str, Region]
-    """Outputs for the incumbent's answer when a timed output is checked."""
+    """Outputs for the incumbent, used when a timed output is checked."""
     scratch: tuple[tuple[Region, ...], ...]
     """Per side, per part."""
     model: tuple[dict[str, Array], ...]
-    """What the inputs must hold: the parent's own copy, per set."""
+    """Expected contents of the inputs: the parent's own copy, per set."""
 
 
 def place(
@@ -88,9 +84,9 @@ def place(
 
 
 def mutable_inputs(definition: Definition, inputs: Mapping[str, Array]) -> list[tuple[str, int]]:
-    """Return the inputs whose elements may change places: real numbers that are not weights.
+    """Return the inputs whose elements may be permuted: real numbers that are not weights.
 
-    Integers may be indices or lengths, which must stay where they are.
+    Integers may be indices or lengths, which must keep their places.
     """
     return [
         (name, inputs[name].size)
@@ -102,7 +98,6 @@ def mutable_inputs(definition: Definition, inputs: Mapping[str, Array]) -> list[
 def duel_bytes(
     definition: Definition, axes: Mapping[str, int], sides: Sequence[Variant], *, sets: int
 ) -> int:
-    """Bytes that a shape needs in the arena, red zones included."""
     lengths = definition.lengths(axes)
     copies = max(1, len({tuple(sorted(side.layouts.items())) for side in sides}))
     one = 0
@@ -116,19 +111,17 @@ def duel_bytes(
 
 
 def spans(regions: Iterable[Region]) -> list[list[int]]:
-    """Return offset and size of each."""
     return [[region.start, region.end - region.start] for region in regions]
 
 
 def tensors_of(definition: Definition, side: Variant, placed: Placed, index: int) -> list[int]:
-    """Return the offsets of inputs and outputs of one set, as one side wants them."""
     inputs = placed.inputs[index]
     starts = [inputs[(n, side.layouts.get(n, AS_IS))].start for n in definition.inputs]
     return starts + [region.start for region in placed.outputs[index].values()]
 
 
 def updated_of(definition: Definition, placed: Placed) -> list[list[list[int]]]:
-    """Return, per set, where what is updated in place is kept, where it goes, and its bytes."""
+    """Return, per set, source, destination and bytes of outputs that are updated in place."""
     return [
         [
             [inputs[(before, AS_IS)].start, outputs[after].start, size]
@@ -142,7 +135,6 @@ def updated_of(definition: Definition, placed: Placed) -> list[list[list[int]]]:
 def place_outputs(
     definition: Definition, arena: Arena, lengths: dict[str, int]
 ) -> dict[str, Region]:
-    """Reserve room for every output."""
     return {
         name: arena.place(int(np.prod(shape_of(spec, lengths))) * numpy_dtype(spec).itemsize)
         for name, spec in definition.outputs.items()
@@ -152,7 +144,6 @@ def place_outputs(
 def read_outputs(
     arena: Arena, definition: Definition, regions: Mapping[str, Region], lengths: dict[str, int]
 ) -> dict[str, Array]:
-    """Return copies of outputs."""
     return {
         name: arena.view(regions[name], numpy_dtype(spec), shape_of(spec, lengths)).copy()
         for name, spec in definition.outputs.items()

@@ -1,4 +1,4 @@
-"""Inputs with their float64 answers and the incumbent's; made once, never shown to a child."""
+"""Test cases: inputs with float64 and incumbent outputs, made once and hidden from children."""
 
 from __future__ import annotations
 
@@ -21,12 +21,10 @@ EXACT_FAMILY = "exact-integer"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseKey:
-    """One question: a shape and a family of inputs."""
+    """A shape and a family of inputs."""
 
     axes: Mapping[str, int]
-    """Lengths of the variable axes."""
     family: str
-    """Family of inputs."""
 
     def __hash__(self) -> int:
         return hash((tuple(sorted(self.axes.items())), self.family))
@@ -34,62 +32,45 @@ class CaseKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A question with its answers."""
+    """The inputs and outputs of one `CaseKey`."""
 
     cell: CaseKey
-    """The question."""
     inputs: Mapping[str, Array]
-    """As the definition says, before any repacking."""
+    """In the layout of the definition, before any repacking."""
     reference: Mapping[str, Array]
-    """Outputs in float64."""
     incumbent: Mapping[str, Array]
-    """What the variant in production answers."""
     degraded_rms: Mapping[str, float] = field(default_factory=dict)
-    """Per output, the error that inputs of the next lower precision class cause; where known."""
+    """Per output, the error that inputs of the next lower precision class cause, where known."""
 
 
 class Seeds:
-    """Secret seeds, drawn after candidates are frozen; nothing derived from them enters a child."""
+    """Secret seeds, drawn after candidates are frozen; no derived value enters a child."""
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(32)
 
     @property
     def commitment(self) -> Digest:
-        """Digest of the secret: it names the secret in the evidence without telling it."""
+        """Digest of the secret: it identifies the secret in the evidence without revealing it."""
         return "sha256:" + hashlib.sha256(b"retuned seed " + self._secret).hexdigest()
 
     def seed(self, *names: object) -> int:
-        """Return the seed of this name; the same for the life of this object."""
+        """Return the seed of this name, constant for the life of this object."""
         text = repr(names).encode()
         digest = hashlib.blake2b(text, key=self._secret, digest_size=4).digest()
         return int.from_bytes(digest, "little")
 
 
 class Launches(Protocol):
-    """What answers as the incumbent: a child with a variant, or whatever runs in production."""
+    """Runs the incumbent: a child with a variant, or the kernel in production."""
 
     def run(
         self, inputs: Mapping[str, Array], axes: Mapping[str, int], *, timeout_s: float
-    ) -> dict[str, Array]:
-        """Return the outputs."""
-        ...
+    ) -> dict[str, Array]: ...
 
 
 class CaseCache:
-    """Cases by cell, made on first use.
-
-    Parameters
-    ----------
-    subject
-        What is tuned.
-    incumbent
-        A child with the variant in production.
-    seeds
-        Secret seeds.
-    timeout_s
-        Bound of one launch of the incumbent.
-    """
+    """Cases by key, made on first use."""
 
     def __init__(
         self,
@@ -108,17 +89,9 @@ class CaseCache:
 
     @property
     def subject(self) -> KernelUnderTest:
-        """What is tuned."""
         return self._subject
 
     def case(self, cell: CaseKey) -> Case:
-        """Return the case of a cell.
-
-        Raises
-        ------
-        CandidateError
-            If the incumbent itself fails: the caller turns that into a failure of the lab.
-        """
         key = (tuple(cell.axes.items()), cell.family)
         if key not in self._cases:
             seed = self._seeds.seed("case", key)
@@ -134,7 +107,6 @@ class CaseCache:
         return self._cases[key]
 
     def redraw(self, cell: CaseKey) -> dict[str, Array]:
-        """Return other inputs of a cell; the same ones each time."""
         key = (tuple(cell.axes.items()), cell.family)
         seed = self._seeds.seed("redraw", key)
         return make_inputs(self._subject, cell.axes, seed=seed, family=cell.family)
@@ -142,12 +114,12 @@ class CaseCache:
     def incumbent_answer(
         self, inputs: Mapping[str, Array], axes: Mapping[str, int]
     ) -> dict[str, Array]:
-        """Return what the variant in production answers to inputs that are no case.
+        """Return the incumbent's outputs for inputs that belong to no case.
 
         Raises
         ------
         HarnessError
-            If the incumbent fails: that says nothing about a candidate.
+            If the incumbent fails, which is not evidence about a candidate.
         """
         try:
             return self._incumbent.run(inputs, axes, timeout_s=self._timeout_s)
@@ -161,7 +133,7 @@ class CaseCache:
         inputs: dict[str, Array],
         reference: Mapping[str, Array],
     ) -> dict[str, float]:
-        """Compute it once a book, for the first ordinary case: it costs a second reference."""
+        """Compute it once per book, for the first ordinary case: it costs a reference run."""
         if cell.family != self._subject.families[0] or self._degraded not in (None, key):
             return {}
         self._degraded = key
@@ -176,12 +148,12 @@ class CaseCache:
 def cells_for(
     subject: KernelUnderTest, workloads: Sequence[Workload], *, thorough: bool = False
 ) -> tuple[CaseKey, ...]:
-    """Questions in order of rising cost, so that the wrong are found out early.
+    """Return the keys in order of rising cost, so that wrong candidates fail early.
 
-    Every family at the smallest shape; the ordinary and the exact family at every shape; the
-    ordinary family at the edges of every shape (one less, one more, and one), where tails and masks
-    go wrong; captured inputs at the shapes they were captured at. `thorough` asks every family at
-    every shape and edge.
+    Every family runs at the smallest shape. The ordinary and the exact family run at every shape.
+    The ordinary family also runs at the edges of every shape (one less, one more, and one), where
+    tails and masks fail. Captured inputs run at the shapes they were captured at. `thorough` runs
+    every family at every shape and edge.
     """
     shapes = _by_size([dict(workload.axes) for workload in workloads])
     edges = _by_size([edge for shape in shapes for edge in _edges(shape) if edge not in shapes])

@@ -1,4 +1,4 @@
-"""Gates G3 and G4 on one variant: memory, determinism, numerics. Evidence out, no decision."""
+"""Gates G3 and G4 for one variant: memory, determinism and numerics; they return evidence only."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from retuned.runtime.shadow.sampler import bucket
 from retuned.stages.verdict import Check, IncumbentNoise, Reason
 
 _RUNS = 3
-"""Equal launches that must give equal bits, beside those with other fills."""
+"""Equal launches that must give equal bits, besides those with other fills."""
 
 
 def check_memory(runner: Runner, case: Case, *, timeout_s: float) -> tuple[Check, dict[str, Array]]:
-    """Gate G3: red zones, two fills, fences, repeated launches; also return the outputs.
+    """Gate G3: check red zones, two fills, fences and repeated launches; also return the outputs.
 
     Raises
     ------
     CandidateError
-        If the child died; the reason is the candidate's.
+        If the child died.
     """
     inputs, axes = case.inputs, case.cell.axes
     ones = runner.run(inputs, axes, fill=Fill(value=POISON_ONES), timeout_s=timeout_s)
@@ -73,9 +73,9 @@ def check_memory(runner: Runner, case: Case, *, timeout_s: float) -> tuple[Check
 
 
 def _keeps_state(runner: Runner, case: Case, *, timeout_s: float) -> str:
-    """Say so if scratch as the last launch left it changes the next answer; else empty.
+    """Return a message if the scratch of the last launch changes the next output.
 
-    The last launch was of the case's own inputs, over `POISON_MIXED`.
+    The last launch used the inputs of the same case, over `POISON_MIXED`.
     """
     if not runner.has_scratch:
         return ""
@@ -90,7 +90,6 @@ def _keeps_state(runner: Runner, case: Case, *, timeout_s: float) -> str:
 
 
 def _moved(array: Array) -> Array:
-    """Return other content of the same kind; whole numbers may be places and stay."""
     return np.roll(array, 1) if is_float(array.dtype) else array
 
 
@@ -103,12 +102,12 @@ def check_numerics(
     tolerance: Tolerance,
     timeout_s: float,
 ) -> Check:
-    """Gate G4: every cell against float64, relative to the incumbent's own error.
+    """Gate G4: compare every case with float64, relative to the incumbent's own error.
 
     Raises
     ------
     CandidateError
-        If the child died or left its tensors; the reason is the candidate's.
+        If the child died or wrote outside its tensors.
     """
     worst = 0.0
     noise: dict[tuple[int, ...], float] = {}
@@ -141,7 +140,6 @@ def _note_noise(
     *,
     tolerance: Tolerance,
 ) -> None:
-    """Keep the largest of each shape bucket, over outputs and families."""
     key = bucket(tuple(case.cell.axes[axis] for axis in definition.variable_axes))
     depth = reduced_elements(definition, definition.lengths(case.cell.axes))
     for name, incumbent in case.incumbent.items():
@@ -161,7 +159,7 @@ def compare_case(
     gate: str,
     reason: Reason | None = None,
 ) -> Check:
-    """Compare all outputs of one case; `reason` replaces the oracle's where it fails."""
+    """Compare all outputs of one case; on failure, `reason` replaces the oracle's reason."""
     depth = reduced_elements(definition, definition.lengths(case.cell.axes))
     where = f"{case.cell.family} at {dict(case.cell.axes)}"
     worst = 0.0
@@ -186,7 +184,6 @@ def compare_case(
 
 
 def failed_check(gate: str, error: CandidateError) -> Check:
-    """Turn the way a candidate failed into a check; an unknown reason counts as a crash."""
     known = {reason.value: reason for reason in Reason}
     return _failed(gate, known.get(error.reason, Reason.CRASHED), error.detail)
 
@@ -196,12 +193,11 @@ def _failed(gate: str, reason: Reason, detail: str, *, error_ratio: float | None
 
 
 def _secret_fill() -> int:
-    """Draw a fill that no candidate can tell from a server's own numbers."""
     return secrets.choice([n for n in range(1, 255) if n not in (POISON_ONES, POISON_MIXED)])
 
 
 def _explain_fill(name: str, ones: Array, mixed: Array, where: str) -> tuple[Reason, str]:
-    """Tell an output that was left unwritten from one that depends on its surroundings."""
+    """Distinguish an unwritten output from one that depends on memory around it."""
     left, right = _bytes(ones), _bytes(mixed)
     stale = (left == POISON_ONES).all(axis=-1) & (right == POISON_MIXED).all(axis=-1)
     count = int(stale.sum())

@@ -1,9 +1,9 @@
-"""The child that runs candidates: launches, reads a clock, knows nothing it could betray.
+"""Child process that runs candidates: it launches kernels, reads a clock and holds no secret.
 
 Started by path with ``python -I -S``: standard library only, so that it starts in a few hundredths
 of a second. It holds no expected output, no seed and no verdict. Commands are JSON lines on
-descriptor 0, answers JSON lines on descriptor 1; tensors are in shared memory. First line:
-settings.
+descriptor 0, responses are JSON lines on descriptor 1; tensors are in shared memory. The first line
+holds the settings.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _PROT_NONE, _PROT_RW = 0, 3
 
 
 class Lines:
-    """JSON lines over two descriptors, without buffering that outlives a command."""
+    """JSON lines over two descriptors, without buffers that outlive a command."""
 
     def __init__(self) -> None:
         self._pending = b""
 
     def read(self) -> dict[str, Any] | None:
-        """Return the next line; None when the parent is done."""
+        """Return the next line, or None when the parent has closed the pipe."""
         while b"\n" not in self._pending:
             chunk = os.read(0, 1 << 16)
             if not chunk:
@@ -38,7 +38,6 @@ class Lines:
         return command
 
     def write(self, answer: dict[str, Any]) -> None:
-        """Write one line."""
         data = json.dumps(answer, separators=(",", ":")).encode() + b"\n"
         while data:
             data = data[os.write(1, data) :]
@@ -80,7 +79,7 @@ class _Runner:
         self._kernels.append(kernel)
 
     def run(self, command: dict[str, Any]) -> dict[str, Any]:
-        """One launch; pages named in ``fences`` are unreadable while it runs."""
+        """Launch once; pages in ``fences`` are unreadable during the launch."""
         kernel = self._kernels[command["kernel"]]
         kernel.scratch_at = [self.base + offset for offset in command["scratch"]]
         pointers = [self.base + offset for offset in command["tensors"]]
@@ -94,9 +93,9 @@ class _Runner:
         return {"ns": elapsed}
 
     def time(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Time calls in the given order; before each, contents change and outputs are poisoned.
+        """Time calls in the given order; before each, inputs change and outputs are poisoned.
 
-        Outputs that are updated in place are put back to their inputs instead.
+        Outputs that are updated in place are restored to their inputs instead.
         """
         lengths, view, base = command["lengths"], self._view, self.base
         memset, outputs = ctypes.memset, command["outputs"]
@@ -135,7 +134,6 @@ class _Runner:
         return {"times": times, "elapsed": perf_counter_ns() - begin}
 
     def _put_back(self, pairs: list[list[int]]) -> None:
-        """Copy what is updated in place from where it is kept."""
         for source, target, size in pairs:
             ctypes.memmove(self.base + target, self.base + source, size)
 
@@ -148,7 +146,7 @@ class _Runner:
         lengths: list[int],
         restore: str,
     ) -> int:
-        """Put back and launch in turn, or put back alone; return nanoseconds of all of it."""
+        """Restore and launch in turn, or only restore; return the total nanoseconds."""
         start = perf_counter_ns()
         for place in places:
             self._put_back(updated[place])
@@ -162,7 +160,6 @@ class _Runner:
 
 
 def main() -> None:
-    """Serve commands until the parent closes the pipe."""
     lines = Lines()
     settings = lines.read()
     if settings is None:

@@ -1,4 +1,4 @@
-"""How long a child may take: counted in its own time, not in what the machine took from it."""
+"""Deadlines of a child, counted in its own run time and not in wall time."""
 
 from __future__ import annotations
 
@@ -9,27 +9,19 @@ from pathlib import Path
 from retuned.lab.harness.processes import is_ready
 
 _LOOK_S = 0.1
-"""Between two looks."""
 _STARVED_S = 30.0
-"""Beyond its time, for a child that hardly runs: others have the cores, or it waits for ever."""
+"""Extra wall time for a child that hardly runs because of other load, or that waits forever."""
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
 class ChildDeadline:
-    """Waits for a child's word until the child has had its time.
+    """Waits for a child's response until the child has used its time.
 
-    A deadline on the wall alone would blame a kernel for what others do: on a machine that is
-    overloaded, or that stands still for some seconds, an honest launch of a millisecond may be
-    answered after ten seconds. Time is over for a child that ran so long itself; for one that does
-    not run, as one that waits for a device, half a minute later. A look that comes late counts as
-    if it had come in time: while nobody could look, nobody could answer.
-
-    Parameters
-    ----------
-    pid
-        The child; what its threads run is counted together.
-    own_s
-        Time that it may take.
+    A deadline on wall time alone would blame a kernel for other load. On an overloaded or suspended
+    machine, a launch of a millisecond may be answered after ten seconds. The deadline ends when all
+    threads of the child `pid` together have run for `own_s`. For a child that does not run, such as
+    one that waits for a device, it ends half a minute later. A late poll counts as if it had come
+    in time.
     """
 
     def __init__(self, pid: int, own_s: float) -> None:
@@ -39,7 +31,7 @@ class ChildDeadline:
         self._waited_s = 0.0
 
     def until_ready(self, descriptor: int) -> bool:
-        """Wait until a descriptor can be read; False once the child's time is over."""
+        """Wait until a descriptor can be read; return False when the child's time is used up."""
         while not self._over():
             look_s = min(_LOOK_S, max(self._own_s - self._waited_s, 0.01))
             began_s = time.monotonic()
@@ -60,7 +52,6 @@ class ChildDeadline:
 
 
 def _ran_s(pid: int) -> float | None:
-    """Return what all threads of a process ran; None where it is gone or nobody tells."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
         user, system = text.rpartition(")")[2].split()[11:13]

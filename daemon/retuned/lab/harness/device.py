@@ -1,4 +1,4 @@
-"""The device of a child: waiting, and timing launches on its own clock; used in the child only."""
+"""Device of a child: synchronization, and launch timing on the device's clock; child only."""
 
 from __future__ import annotations
 
@@ -9,34 +9,35 @@ from typing import Any, Protocol
 Launch = Callable[[Sequence[Any], Sequence[int]], None]
 
 _FLUSH_BYTES = 512 * 2**20
-"""Written between calls where the last-level cache is not in the device's properties: twice the 256
-MB that lie before the memory of AMD's MI300."""
+"""Bytes written between calls if the device does not report its last-level cache.
+
+Twice the 256 MB in front of the memory of AMD's MI300.
+"""
 _LEAD_US, _LEAD_MAX_US = 30.0, 5_000.0
 _LEAD_SHARE = 1.5
 _PROBE = 4096
 
 
 class Device(Protocol):
-    """What launches run on."""
+    """The device that launches run on."""
 
     name: str
-    """As PyTorch calls it."""
     is_host: bool
-    """Whether kernels are interpreted by this processor."""
+    """Whether this processor interprets the kernels."""
 
     def wait(self) -> None:
-        """Return when everything launched has ended; raises what the device reports."""
+        """Wait for all launches to end; raise errors that the device reports."""
         ...
 
     def time(
         self, launch: Launch, turns: Sequence[Sequence[Any]], lengths: Sequence[int]
     ) -> tuple[int, bool]:
-        """Launch once per turn; return nanoseconds, and whether launching kept ahead."""
+        """Launch once per turn; return nanoseconds, and whether launches stayed ahead."""
         ...
 
 
 class HostDevice:
-    """No device: the interpreter, and this processor's clock."""
+    """No device: the interpreter and this processor's clock."""
 
     name = "cpu"
     is_host = True
@@ -47,7 +48,6 @@ class HostDevice:
     def time(
         self, launch: Launch, turns: Sequence[Sequence[Any]], lengths: Sequence[int]
     ) -> tuple[int, bool]:
-        """Launch once per turn."""
         start = perf_counter_ns()
         for tensors in turns:
             launch(tensors, lengths)
@@ -55,17 +55,16 @@ class HostDevice:
 
 
 class GpuDevice:
-    """A GPU: cold caches, and events around launches that wait in its queue.
+    """A GPU timed on cold caches, with events around queued launches.
 
-    Before each call a buffer of twice the last-level cache is written, so that every call finds its
-    tensors in memory. Then the device is kept busy for as long as launching will take, so that the
-    events enclose kernels that follow each other without gaps: what is measured is the kernel and
-    not the interpreter that launches it.
+    Before each call a buffer of twice the last-level cache is written, so that every call reads its
+    tensors from memory. Then the device is kept busy for as long as the launches take to enqueue.
+    The events then enclose kernels without gaps, and the interpreter's launch time is not measured.
 
     Raises
     ------
     RuntimeError
-        If the device does not compute: what was run on it before may have broken it.
+        If the device does not compute correctly: an earlier kernel may have broken it.
     """
 
     name = "cuda"
@@ -87,13 +86,11 @@ class GpuDevice:
         self._cycles_per_us = self._calibrate()
 
     def wait(self) -> None:
-        """Wait for the stream."""
         self._torch.cuda.synchronize()
 
     def time(
         self, launch: Launch, turns: Sequence[Sequence[Any]], lengths: Sequence[int]
     ) -> tuple[int, bool]:
-        """Launch once per turn between two events, on cold caches."""
         start, end = self._events
         lead_us = min(_LEAD_MAX_US, _LEAD_US + _LEAD_SHARE * self._launch_us * len(turns))
         self._flush.zero_()
@@ -111,13 +108,13 @@ class GpuDevice:
         return round(start.elapsed_time(end) * 1e6), on_time
 
     def _probe(self) -> None:
-        """Compute something known, exactly."""
+        """Check the device with an exact, known result."""
         numbers = self._torch.arange(_PROBE, device=self.name, dtype=self._torch.int64)
         if int(numbers.sum().item()) != _PROBE * (_PROBE - 1) // 2:
             raise RuntimeError("the device does not compute")
 
     def _calibrate(self) -> float:
-        """Cycles of the device's idle loop per microsecond."""
+        """Return the cycles of the device's idle loop per microsecond."""
         start, end = self._events
         cycles = 1_000_000
         self._torch.cuda._sleep(cycles)

@@ -1,13 +1,13 @@
-"""The child that runs Triton variants: a device's mirror of the shared memory, launches, a clock.
+"""GPU child that runs Triton variants: a device mirror of the shared memory, launches, a clock.
 
-The same protocol as ``child.py``: JSON lines, settings first; it holds no expected output, no seed
-and no verdict. Tensors are views into one block of device memory that mirrors the memory shared
-with the parent. ``push`` and ``pull`` copy between them, red zones included, so that all checks of
-the parent work unchanged. Without a device the mirror is host memory, kernels are interpreted, and
-the clock is the processor's: slow, and the same code.
+It uses the protocol of ``child.py``: JSON lines, settings first. It holds no expected output, no
+seed and no verdict. Tensors are views into one block of device memory that mirrors the memory
+shared with the parent. ``push`` and ``pull`` copy between them, red zones included, so that all
+checks of the parent work unchanged. Without a device the mirror is host memory, kernels are
+interpreted, and the clock is the processor's. This is slow but runs the same code.
 
-Run as ``serve``, it imports PyTorch and Triton once and forks a child per request; importing
-touches no device. What a device cannot do: there is no page protection, so ``fences`` are ignored.
+With ``serve`` it imports PyTorch and Triton once and forks a child per request; importing touches
+no device. Devices have no page protection, so ``fences`` are ignored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from typing import Any
 _WARM = ("torch", "triton", "triton.language")
 _PR_SET_PDEATHSIG = 1
 _MEMORY = 3
-"""Descriptor of the shared memory in a forked child."""
 
 
 class _Runner:
@@ -77,7 +76,6 @@ class _Runner:
         return {}
 
     def run(self, command: dict[str, Any]) -> dict[str, Any]:
-        """One launch."""
         kernel, lengths = self._kernels[command["kernel"]], command["lengths"]
         tensors = kernel.views(self._mirror, command["tensors"], command["scratch"], lengths)
         kernel.launch(tensors, lengths)
@@ -85,9 +83,9 @@ class _Runner:
         return {"ns": 0}
 
     def time(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Time calls in the given order; before each, contents change and outputs are poisoned.
+        """Time calls in the given order; before each, inputs change and outputs are poisoned.
 
-        Outputs that are updated in place are put back to their inputs instead.
+        Outputs that are updated in place are restored to their inputs instead.
         """
         from time import perf_counter_ns
 
@@ -131,18 +129,18 @@ class _Runner:
         return {"times": times, "late": late, "elapsed": perf_counter_ns() - begin}
 
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Carry out one command; say so where a kernel, not this program, is at fault."""
+        """Execute one command; report an error if the kernel, not this program, is at fault."""
         try:
             answer: dict[str, Any] = getattr(self, command["op"])(command)
         except (MemoryError, self._torch.OutOfMemoryError):
             answer = {"memory": True}
-        except Exception as error:  # whatever a launch of a stranger's kernel raises
+        except Exception as error:  # a launch of untrusted code may raise anything
             answer = failure(error)
         return answer
 
 
 def failure(error: Exception) -> dict[str, Any]:
-    """Return what is answered where compiling or launching failed; its text is a stranger's."""
+    """Return the response for a failed compilation or launch; its text is untrusted."""
     from retuned.lab.harness.mirror import refusal
     from retuned.runtime.schema import Refused
 
@@ -152,13 +150,12 @@ def failure(error: Exception) -> dict[str, Any]:
 
 
 def _put_back(pairs: Sequence[Sequence[Any]]) -> None:
-    """Copy what is updated in place from where it is kept."""
     for target, source in pairs:
         target.copy_(source)
 
 
 def _restoring(launch: Callable[..., None] | None) -> Callable[..., None]:
-    """Return what puts back and then launches, both timed; without a launch, the first alone."""
+    """Return a function that restores and then launches, both timed."""
 
     def both(turn: Sequence[Any], lengths: Sequence[int]) -> None:
         pairs, tensors = turn
@@ -176,7 +173,6 @@ def _swap(left: Any, right: Any) -> None:  # noqa: ANN401 - torch.Tensor
 
 
 def main() -> None:
-    """Serve commands until the parent closes the pipe."""
     import gc
     import tempfile
 
@@ -190,9 +186,9 @@ def main() -> None:
     if settings is None:
         return
     sandbox.enter(parent=settings["parent"], cores=settings["cores"])
-    # Before the device's runtime starts threads: each gives up for itself and what it starts.
+    # Before the device's runtime starts threads: rights are dropped per thread.
     files = sandbox.deny_files(_within_reach(settings))
-    # Compiled code is kept per candidate: no candidate can leave something for another to find.
+    # Compiled code is stored per candidate: a candidate cannot leave files for another.
     os.environ["TRITON_CACHE_DIR"] = settings["cache"]
     tempfile.tempdir = os.environ["TMPDIR"] = settings["temp"]
     runner = _Runner(settings)
@@ -217,12 +213,12 @@ def main() -> None:
 
 
 def _within_reach(settings: dict[str, Any]) -> Any:  # noqa: ANN401 - landlock.Allowed
-    """Return what files the child keeps: packages, the device, its own folders, what it loads."""
+    """Return the files that the child may use: packages, device, its own folders, loaded files."""
     from retuned.lab.harness import landlock
 
     own = [settings["cache"], settings["temp"]]
     for folder in own:
-        os.makedirs(folder, exist_ok=True)  # a rule is for what is there
+        os.makedirs(folder, exist_ok=True)  # a rule needs an existing path
     return landlock.for_device(
         imports=[settings["root"], sys.prefix, sys.base_prefix, *filter(os.path.isabs, sys.path)],
         read=sorted({os.path.dirname(library["path"]) for library in settings["libraries"]}),
@@ -237,9 +233,9 @@ def serve(
     warm: Sequence[str] = _WARM,
     program: Callable[[], None] = main,
 ) -> None:
-    """Import what every child needs, then fork one per request; ends with the parent.
+    """Import the modules that every child needs, then fork one per request; end with the parent.
 
-    `program` is what a child runs, with its pipes and the memory in their places.
+    `program` runs in each child, with the child's pipes and shared memory in place.
     """
     import ctypes
     import gc
@@ -259,7 +255,7 @@ def serve(
                 return
             middle = os.fork()
             if middle == 0:
-                # The parent adopts who loses this process: it is the nearest subreaper.
+                # The parent adopts orphans of this process: it is the nearest subreaper.
                 if os.fork() == 0:
                     _become(descriptors, requests, parent, program)
                 os._exit(0)
@@ -271,7 +267,7 @@ def serve(
 def _become(
     descriptors: list[int], requests: socket.socket, parent: int, program: Callable[[], None]
 ) -> None:
-    """In the fork: take the pipes and the memory, wait to be adopted, and run."""
+    """In the fork: install the pipes and the memory, wait for adoption, and run."""
     status = 1
     try:
         os.setsid()

@@ -1,4 +1,4 @@
-"""What this machine offers to keep candidates in, asked of the kernel itself."""
+"""Isolation features of this machine, detected by trying them."""
 
 from __future__ import annotations
 
@@ -31,24 +31,19 @@ _WAIT_S = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Isolation:
-    """Walls around a candidate, as they stand on this machine."""
-
     system_calls: bool
-    """Seccomp filters what a child may ask of the kernel: a call was tried, and it was refused."""
+    """Whether seccomp filters system calls: a test call was refused."""
     network: bool
-    """A child gets a network of its own, with nothing in it."""
     files: int
-    """Version of Landlock with which a child gives up all files; 0 where the kernel has none."""
+    """Landlock version with which a child gives up file access; 0 without Landlock."""
     bubblewrap: bool
-    """The program `bwrap` is there; children give up their rights themselves and do not need it."""
+    """Whether `bwrap` is installed; children drop their rights themselves and do not need it."""
 
     def as_dict(self) -> dict[str, bool | int]:
-        """Return plain data, for the evidence."""
         return asdict(self)
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Return the walls that are missing, as a sentence names them."""
         found = {
             "no seccomp filter": self.system_calls,
             "no network namespace": self.network,
@@ -59,7 +54,7 @@ class Isolation:
 
 @cache
 def isolation() -> Isolation:
-    """Ask once per process: in a child, because what it gives up does not come back."""
+    """Detect once per process, in a child, because dropped rights cannot be regained."""
     answer: dict[str, object] = {}
     try:
         done = subprocess.run(
@@ -71,7 +66,7 @@ def isolation() -> Isolation:
         )
         answer = json.loads(done.stdout)
     except (OSError, subprocess.TimeoutExpired, ValueError):
-        pass  # what cannot be asked is not counted on
+        pass  # a feature that cannot be tested counts as missing
     return Isolation(
         system_calls=answer.get("system_calls") is True,
         network=answer.get("network") is True,

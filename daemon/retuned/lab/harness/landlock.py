@@ -1,7 +1,7 @@
-"""Landlock: a process gives up files, connections and signals for itself and its children.
+"""Landlock rules: a process gives up files, connections and signals for itself and its children.
 
-Standard library only. What is open stays open, and what is given up does not come back. Rights are
-asked for by the version that knows them: a kernel refuses those that it does not know.
+Standard library only. Open files stay open, and dropped rights cannot be regained. Only rights that
+the kernel's version supports are requested, because a kernel refuses unknown ones.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ _PR_SET_NO_NEW_PRIVS = 38
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
 _MAKE = sum(1 << bit for bit in (4, 5, 7, 8, 9, 12))
-"""Remove and make folders, files, links and sockets; no devices, no pipes."""
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 _READ, _RUN = _READ_FILE | _READ_DIR, _READ_FILE | _READ_DIR | _EXECUTE
 _DEVICE = _READ_FILE | _WRITE_FILE | _READ_DIR | _IOCTL_DEV
 _ACCOUNT = _READ_FILE | _READ_DIR | _WRITE_FILE | _TRUNCATE
 _OWN = _READ_FILE | _READ_DIR | _WRITE_FILE | _TRUNCATE | _MAKE | _REFER
 _KNOWN = ((1, 13), (2, 14), (3, 15), (5, 16))
-"""First version, and how many rights to files it knows."""
+"""First version, and how many file rights it supports."""
 _MOVES_SINCE, _TCP_SINCE, _SCOPES_SINCE = 2, 4, 6
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/opt/rocm")
 _FACTS = (
@@ -45,38 +44,29 @@ _PLAIN_DEVICES = (
 
 
 class Allowed(NamedTuple):
-    """What stays within reach, by path; what is not there is left out."""
+    """Paths that stay accessible; missing paths are skipped."""
 
     programs: tuple[str, ...] = ()
-    """Read, and started."""
     read: tuple[str, ...] = ()
-    """Read only."""
     devices: tuple[str, ...] = ()
-    """Read, written and commanded."""
     account: tuple[str, ...] = ()
-    """Read and written, nothing made: the kernel's account of the process itself."""
+    """Readable and writable, no creation: the process's own entries in the kernel's file system."""
     own: tuple[str, ...] = ()
-    """Everything but starting what is written there."""
+    """All rights except execution."""
 
 
 def version() -> int:
-    """Return the kernel's version of Landlock; 0 where it has none."""
+    """Return the kernel's Landlock version; 0 without Landlock."""
     word = ctypes.c_long
     libc = ctypes.CDLL(None, use_errno=True)
     return max(0, int(libc.syscall(word(_CREATE), None, word(0), word(1))))
 
 
 def for_device(*, imports: Iterable[str], read: Iterable[str], own: Iterable[str]) -> Allowed:
-    """Return what a process needs that compiles for a device and drives it.
+    """Return the paths that a process needs to compile for a device and drive it.
 
-    Parameters
-    ----------
-    imports
-        Where its packages lie, compilers among them.
-    read
-        What it is to load.
-    own
-        Folders that it writes to.
+    `imports` are the folders of its packages, compilers among them. `read` are files to load; `own`
+    are folders it writes to.
     """
     found = sorted(f"/dev/{name}" for name in os.listdir("/dev") if name.startswith("nvidia"))
     return Allowed(
@@ -91,8 +81,7 @@ def for_device(*, imports: Iterable[str], read: Iterable[str], own: Iterable[str
 
 
 def _toolchains() -> list[str]:
-    """Return where compilers lie that are not the system's, with the libraries beside them."""
-    import shutil  # it brings decompressors, which most children never need
+    import shutil  # its import loads decompressors, which most children never need
 
     named = [os.environ.get(name, "") for name in _TOOL_VARIABLES]
     found = [shutil.which(name) for name in filter(None, (*named, *_TOOLS))]
@@ -103,27 +92,26 @@ def _toolchains() -> list[str]:
 
 
 def _around(tool: str) -> str:
-    """Return the folder of a tool with its libraries, ``.../bin/ld`` lying in ``...``."""
     folder = os.path.dirname(tool)
     above = os.path.dirname(folder)
     return folder if _holds_people(above) else above
 
 
 def _holds_people(folder: str) -> bool:
-    """Whether a folder is or holds a home, with somebody's keys: too much for a compiler."""
+    """Whether a folder is or contains a home directory, whose keys a compiler must not read."""
     homes = {os.path.realpath(os.path.expanduser("~")), os.path.realpath("/home")}
     place = os.path.realpath(folder)
     return any(home == place or home.startswith(place.rstrip("/") + "/") for home in homes)
 
 
 def restrict(allowed: Allowed | None = None) -> int:
-    """Give up everything but what is allowed, for this thread and all that it starts.
+    """Give up all rights except those allowed, for this thread and all that it starts.
 
-    Return Landlock's version; 0 where nothing was given up: the kernel has none, or refuses.
+    Return Landlock's version, or 0 if the kernel does not support or refuses it.
     """
     there = version()
     if not there or (allowed and allowed.own and there < _MOVES_SINCE):
-        return 0  # the first version lets nobody move a file to another folder, as caches do
+        return 0  # version 1 forbids moving a file to another folder, as caches do
     libc = ctypes.CDLL(None, use_errno=True)
     word = ctypes.c_long
     handled = (1 << max(bits for least, bits in _KNOWN if there >= least)) - 1
@@ -156,7 +144,6 @@ def _rights(allowed: Allowed) -> tuple[tuple[int, tuple[str, ...]], ...]:
 
 
 def _allow(libc: ctypes.CDLL, ruleset: int, path: str, rights: int) -> bool:
-    """Add one rule; a path that is not there needs none."""
     try:
         handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:

@@ -1,7 +1,4 @@
-"""A Triton variant over a mirror of the shared memory; used in the child only.
-
-A compiled GPU C++ variant over a mirror of the shared memory; used in the child only.
-"""
+"""Mirrored variants: Triton and compiled GPU C++ over a mirror of the shared memory; child only."""
 
 from __future__ import annotations
 
@@ -16,7 +13,6 @@ from retuned.runtime.schema import Refused
 from retuned.runtime.triton.launch import TritonSteps
 
 Tensor = Any
-"""A `torch.Tensor`."""
 
 _SCRATCH = "float32"
 REASONS: Mapping[str, str] = {
@@ -31,11 +27,10 @@ REASONS: Mapping[str, str] = {
     "scratch-invalid": "contract-violated",
     "scratch-too-large": "over-limit",
 }
-"""The launcher's codes in the verdict's vocabulary; codes not named are the same in both."""
+"""Launcher codes mapped to verdict reasons; codes not listed are the same in both."""
 
 
 def refusal(error: Refused) -> dict[str, Any]:
-    """Return what the child answers where the launcher refuses a variant."""
     return {
         "refused": REASONS.get(error.reason, error.reason),
         "detail": " ".join(error.detail.split())[-400:],
@@ -43,18 +38,11 @@ def refusal(error: Refused) -> dict[str, Any]:
 
 
 class MirroredKernel:
-    """One variant, launched by the code that serves it; tensors and scratch lie in the mirror.
+    """One variant, run by the production launcher; tensors and scratch are in the mirror.
 
-    Parameters
-    ----------
-    source
-        Text of the file.
-    entry
-        Function to launch.
-    launch
-        ``params``, ``grid``, ``axes`` (names), ``scratch_bytes`` and ``tensors``: name, element
-        type and ``{"shape": axes, "repacked": bool}`` of each input, then output; ``steps`` and
-        named ``scratch`` where there are any.
+    `launch` has ``params``, ``grid``, ``axes`` (names), ``scratch_bytes`` and ``tensors``: name,
+    element type and ``{"shape": axes, "repacked": bool}`` of each input, then output. It has
+    ``steps`` and named ``scratch`` if there are any.
 
     Raises
     ------
@@ -81,18 +69,11 @@ class MirroredKernel:
         binding = kernel.binding
         if binding.scratch_at is not None:
             # A server gives fresh memory; here it is one more tensor between red zones, poisoned
-            # before every launch, so that nothing can be kept in it.
+            # before every launch, so that it cannot hold state.
             tensors = (*binding.tensors, (binding.scratch_at, len(self._specs)))
             kernel.binding = replace(binding, scratch_at=None, tensors=tensors)
 
     def prepare(self, lengths: Sequence[int], *, device: Any) -> None:  # noqa: ANN401 - torch.device
-        """Compile for these lengths.
-
-        Raises
-        ------
-        Refused
-            As `TritonSteps.prepare`.
-        """
         dtypes = [dtype for dtype, _ in self._specs]
         if self._scratch_bytes:
             dtypes.append(_SCRATCH)
@@ -107,16 +88,8 @@ class MirroredKernel:
     ) -> list[Tensor]:
         """Return inputs, outputs and scratch as tensors over the mirror.
 
-        Parameters
-        ----------
-        mirror
-            Bytes.
-        starts
-            Offset of each input and output.
-        scratch
-            Offset of the workspace, or of each named piece; empty where there is none.
-        lengths
-            Length of every axis.
+        `starts` holds the offset of each input and output. `scratch` is the offset of the
+        workspace, or of each named piece; it is empty without scratch.
         """
         tensors = []
         for start, (dtype, axes) in zip(starts, self._specs, strict=True):
@@ -134,13 +107,6 @@ class MirroredKernel:
         ]
 
     def launch(self, tensors: Sequence[Tensor], lengths: Sequence[int]) -> None:
-        """Launch every step once; zeroing what is to be zeroed belongs to it.
-
-        Raises
-        ------
-        Refused
-            As `TritonSteps.launch`.
-        """
         self._steps.launch(tensors, lengths)
 
 
@@ -153,23 +119,16 @@ def _view(mirror: Tensor, start: int, count: int, dtype: str) -> Tensor:
 
 """A `torch.Tensor`."""
 LANGUAGE = "gpu_cpp"
-"""What ``launch`` names where a library is an object and not a source."""
+"""Language of a ``launch`` whose library is an object and not a source."""
 
 
 class MirroredObject:
-    """One variant, launched by the code that serves it; tensors and scratch lie in the mirror.
+    """One variant, run by the production launcher; tensors and scratch are in the mirror.
 
-    Parameters
-    ----------
-    image
-        A cubin or an AMD code object.
-    entry
-        Kernel in it.
-    launch
-        ``params``, ``grid``, ``axes`` (names), ``scratch_bytes`` and ``tensors``: name, bytes of an
-        element and axes of each input, then output.
-    driver
-        Path of a driver that plays a device in this processor's memory; None takes the device's.
+    `image` is a cubin or an AMD code object. `launch` has ``params``, ``grid``, ``axes`` (names),
+    ``scratch_bytes`` and ``tensors``: name, bytes of an element and axes of each input, then
+    output. `driver` is the path of a driver that simulates a device in host memory; None uses the
+    device's driver.
 
     Raises
     ------
@@ -201,13 +160,6 @@ class MirroredObject:
         )
 
     def prepare(self, lengths: Sequence[int], *, device: Any) -> None:  # noqa: ANN401 - torch.device
-        """Compute the grid; the code is there.
-
-        Raises
-        ------
-        Refused
-            As `GpuKernel.grid_at`.
-        """
         del device
         self._kernel.grid_at(lengths)
 
@@ -220,29 +172,14 @@ class MirroredObject:
     ) -> list[Tensor]:
         """Return inputs, outputs and scratch as bytes of the mirror.
 
-        Parameters
-        ----------
-        mirror
-            Bytes.
-        starts
-            Offset of each input and output.
-        scratch
-            Offset of the workspace; empty where there is none.
-        lengths
-            Length of every axis.
+        `starts` holds the offset of each input and output. `scratch` is the offset of the
+        workspace; it is empty without scratch.
         """
         sizes = [size * math.prod(lengths[at] for at in axes) for size, axes in self._specs]
         views = [mirror[at : at + size] for at, size in zip(starts, sizes, strict=True)]
         return views + [mirror[at : at + self._scratch_bytes] for at in scratch]
 
     def launch(self, tensors: Sequence[Tensor], lengths: Sequence[int]) -> None:
-        """Launch once, on the stream whose events measure.
-
-        Raises
-        ------
-        Refused
-            As `GpuKernel.launch`.
-        """
         self._kernel.launch([tensor.data_ptr() for tensor in tensors], lengths)
-        if self._played:  # nobody else waits for it
+        if self._played:  # no other code waits for it
             self._driver.wait()

@@ -1,8 +1,7 @@
-"""How children are started: a fresh interpreter each, or forks of one that has imported much.
+"""Child processes: a fresh interpreter each, or forks of one with warm imports.
 
-An interpreter that imports PyTorch takes seconds; a fork of one that did takes hundredths. What
-forks is a process that never ran a candidate and never touched a device, so every child is as fresh
-as a new one.
+An interpreter that imports PyTorch takes seconds; a fork of it takes hundredths. The forked process
+never ran a candidate and never touched a device, so every child is as clean as a new one.
 """
 
 from __future__ import annotations
@@ -28,25 +27,21 @@ _LIBC = ctypes.CDLL(None)
 _PR_SET_CHILD_SUBREAPER = 36
 _ENVIRONMENT = {"LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _IMPORT_S = 180.0
-"""To import PyTorch from a cold disk."""
+"""Time to import PyTorch from a cold disk."""
 _REAP_S = 60.0
-"""For a killed process to be gone; a device driver may hold it for some seconds."""
+"""Time for a killed process to end; a device driver may hold it for some seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildLimits:
-    """Bounds of one child."""
-
     start_s: float = 20.0
-    """To be ready; a loaded machine starts slowly."""
     cpu_s: int = 120
-    """Processor time of its whole life."""
     memory_bytes: int = 2**30
-    """Memory beyond what it has when ready; see `sandbox` for which kind."""
+    """Memory beyond its use when ready; see `sandbox` for which kind."""
 
 
 class Child:
-    """A process that the parent must reap; its ends of two pipes."""
+    """A process that the parent must reap, with the parent's ends of two pipes."""
 
     def __init__(self, pid: int, *, stdin: int, stdout: int) -> None:
         self.pid = pid
@@ -60,7 +55,7 @@ class Child:
         Raises
         ------
         HarnessError
-            If it does not end: a device driver holds it.
+            If it does not end because a device driver holds it.
         """
         deadline = time.monotonic() + _REAP_S
         pause = 0.0005
@@ -76,8 +71,7 @@ class Child:
         return self._status
 
     def close(self) -> None:
-        """Kill the process and everything it may have started."""
-        if self._status is None:  # afterwards the number may be somebody else's
+        if self._status is None:  # afterwards the kernel may reuse the number
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
             self.wait()
@@ -88,9 +82,9 @@ class Child:
 
 
 def is_ready(descriptor: int, *, timeout_s: float, write: bool = False) -> bool:
-    """Wait until a descriptor can be read, or written; a closed other end counts too.
+    """Wait until a descriptor can be read or written; a closed other end counts too.
 
-    `poll`, not `select`: a process with many open files has numbers that `select` cannot hold.
+    This uses `poll` because `select` cannot handle high descriptor numbers.
     """
     waiting = select.poll()
     waiting.register(descriptor, select.POLLOUT if write else select.POLLIN)
@@ -106,29 +100,28 @@ class ChildProgram:
     """The program that runs candidates of one language."""
 
     start: Starter
-    """How a child of it comes to be."""
     warm: Callable[[], None] = lambda: None
-    """Begins what the first child waits for, and returns at once."""
+    """Starts the preparation that the first child waits for, and returns immediately."""
     limits: ChildLimits = field(default_factory=ChildLimits)
-    """Bounds of each child."""
     mirrored: bool = False
-    """It keeps a copy of the shared memory on a device, and finishes compiling there: the parent
-    pushes before, pulls after, and prepares lengths before it launches at them."""
+    """Whether it copies the shared memory to a device and finishes compiling there.
+
+    Then the parent pushes before a launch, pulls after it, and prepares lengths first.
+    """
     fences: bool = True
-    """It can make pages unreadable; else red zones and their patterns are all there is."""
+    """Whether it can make pages unreadable; otherwise only red zones detect accesses."""
     zone_rows: int = 1
-    """Red zones hold at least so many rows of their tensor."""
+    """Red zones hold at least this many rows of their tensor."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What its first line says beside the usual."""
 
     @property
     def memory_check(self) -> str:
-        """How accesses outside tensors are found, for the evidence."""
+        """How accesses outside tensors are detected, for the evidence."""
         return "red zones and fences" if self.fences else "red zones"
 
 
 def fresh(script: Path) -> Starter:
-    """Start a new interpreter per child: standard library only, nothing of the environment."""
+    """Start a new interpreter per child: standard library only, empty environment."""
 
     def start(memory: int) -> tuple[Child, int]:
         process = subprocess.Popen(
@@ -147,7 +140,7 @@ def fresh(script: Path) -> Starter:
         pipes = os.dup(process.stdin.fileno()), os.dup(process.stdout.fileno())
         process.stdin.close()
         process.stdout.close()
-        process.returncode = 0  # reaped by us; Popen must not wait for somebody else's number
+        process.returncode = 0  # reaped by us; Popen must not wait for a reused number
         return Child(process.pid, stdin=pipes[0], stdout=pipes[1]), memory
 
     return start
@@ -160,19 +153,11 @@ def _ended(server: subprocess.Popen[bytes], ours: socket.socket) -> None:
 
 
 class ForkServer:
-    """Forks children of one warmed interpreter; started when first needed.
+    """Forks children of one warmed interpreter, started on first use.
 
-    The children are reaped by this process: it declares itself their subreaper, and what forks
-    them leaves at once.
-
-    Parameters
-    ----------
-    script
-        Program; started with the word ``serve`` and a socket's number it imports, then forks.
-    paths
-        Import paths of the packages it may need.
-    environment
-        Beside the few variables every child has.
+    This process reaps the children: it is their subreaper, and the forking process exits
+    immediately. With the argument ``serve`` and a socket's number, `script` imports modules from
+    `paths`, then forks.
     """
 
     def __init__(
@@ -186,14 +171,6 @@ class ForkServer:
         self._ready = False
 
     def start(self, memory: int) -> tuple[Child, int]:
-        """Fork one child.
-
-        Raises
-        ------
-        HarnessError
-            If the server cannot import what it needs, or is gone; another one is started for the
-            next child.
-        """
         self.warm()
         assert self._socket is not None
         if not self._ready:
@@ -210,7 +187,7 @@ class ForkServer:
         except (OSError, ValueError, HarnessError) as error:  # nothing: its end was closed
             os.close(to_child[1])
             os.close(from_child[0])
-            self.close()  # the next child begins with a new one
+            self.close()  # the next child starts a new one
             raise HarnessError(f"the process that forks children is gone: {error}") from error
         finally:
             os.close(to_child[0])
@@ -218,20 +195,22 @@ class ForkServer:
         return Child(number, stdin=to_child[1], stdout=from_child[0]), 3
 
     def close(self) -> None:
-        """End the server; its children live on until they are closed.
+        """End the server; its children live until they are closed.
 
-        It is called when the program ends, too: a toolchain lives as long as its process.
+        It is also called when the program ends.
         """
         if self._end is not None:
             self._end()
         self._end = self._socket = None
 
     def warm(self) -> None:
-        """Begin to import, unless that was begun; `start` waits until it is done."""
+        """Start the imports if needed; `start` waits until they are done."""
         if self._socket is not None:
             return
         if _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-            raise HarnessError("this kernel knows no subreaper; Linux 3.4 or newer is needed")
+            raise HarnessError(
+                "this kernel does not support subreapers; Linux 3.4 or newer is needed"
+            )
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             number = str(theirs.fileno())
@@ -252,5 +231,7 @@ class ForkServer:
     def _receive(self, timeout_s: float) -> bytes:
         assert self._socket is not None
         if not is_ready(self._socket.fileno(), timeout_s=timeout_s):
-            raise HarnessError(f"the process that forks children is silent for {timeout_s:g} s")
+            raise HarnessError(
+                f"the process that forks children did not respond for {timeout_s:g} s"
+            )
         return self._socket.recv(64)

@@ -1,9 +1,9 @@
-"""Gate G4's question about rows: does what a row gets depend on the rows beside it?
+"""Row independence (gate G4): whether a row's result depends on the rows beside it.
 
-In a server, rows are tokens of different people. A kernel whose row changes with its neighbours
-leaks between them, and one whose row changes with the size of the batch answers the same question
-differently under load. Either is refused wherever the incumbent does not do it; the second is let
-through where `Tolerance.batch_invariant` says so.
+In a server, rows are tokens of different users. A kernel whose row changes with its neighbours
+leaks data between users. A kernel whose row changes with the batch size gives different results
+under load. Both are refused unless the incumbent does the same. The second is allowed where
+`Tolerance.batch_invariant` permits it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _REAL = ("float", "bfloat")
 
 
 def row_axis(definition: Definition) -> str | None:
-    """Return the axis whose elements are computed side by side; None if there is none.
+    """Return the axis whose elements are computed independently, or None.
 
     It is a variable axis that comes first in every output and in an input of real numbers.
     """
@@ -42,14 +42,15 @@ def check_rows(
     batch_invariant: bool,
     timeout_s: float,
 ) -> Check | None:
-    """Compare one row beside other rows, and alone where that is asked for.
+    """Compare one row beside other rows, and alone if requested.
 
-    None where the definition has no rows, or no shape has two, or the incumbent itself does it.
+    Return None if the definition has no rows, no shape has two, or the incumbent fails the check
+    itself.
 
     Raises
     ------
     CandidateError
-        If the child died or left its tensors; the reason is the candidate's.
+        If the child died or wrote outside its tensors.
     """
     definition = book.subject.definition
     axis = row_axis(definition)
@@ -87,7 +88,7 @@ _Question = tuple[Mapping[str, Array], Mapping[str, int], int]
 def _differs(
     runner: Runner, book: CaseCache, one: _Question, two: _Question, timeout_s: float
 ) -> str:
-    """Name an output whose row differs between two questions, where the incumbent's does not."""
+    """Return an output whose row differs between two runs, where the incumbent's does not."""
     for name in _unequal(
         runner.run(one[0], one[1], timeout_s=timeout_s),
         runner.run(two[0], two[1], timeout_s=timeout_s),
@@ -110,7 +111,7 @@ def _unequal(
 
 
 def _rowwise(definition: Definition, axis: str) -> list[str]:
-    """Return inputs of real numbers with one part per row; whole ones may be places, lengths."""
+    """Return inputs of real numbers with one part per row; integers may be indices or lengths."""
     return [
         name
         for name, spec in definition.inputs.items()

@@ -1,4 +1,4 @@
-"""Run a variant once on given inputs, with red zones, and hand back what it wrote."""
+"""Runs a variant once on given inputs, with red zones, and returns its outputs."""
 
 from __future__ import annotations
 
@@ -21,41 +21,29 @@ POISON_ONES, POISON_MIXED = 0xFF, 0x5A
 """Two fills: NaN in every float but float8_e4m3fnuz and -1 in every integer; ordinary numbers."""
 
 SCRATCH_ZONE_BYTES = 64 * 1024
-"""Before and after every named piece of scratch."""
 _ZONE_MAX_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fill:
-    """What surrounds a run."""
+    """Memory contents around a run."""
 
     value: int = POISON_ONES
     """Byte in red zones, outputs and scratch before the launch; an output that is updated in place
-    holds its input instead."""
+    holds its input instead.
+    """
     fenced: bool = False
-    """Make the pages after every tensor unreadable."""
     left: bool = False
-    """Leave scratch as the launch before left it, where that one was at the same lengths; in a
-    server, nobody fills it either."""
+    """Keep the scratch of the previous launch if its lengths were the same; a server does not clear
+    scratch either.
+    """
 
 
 class Runner:
-    """One child with one variant; inputs go in, outputs come out, faults are named.
+    """One child with one variant; it returns outputs and raises named faults.
 
-    Parameters
-    ----------
-    definition
-        What the variant computes.
-    variant
-        The variant.
-    arena
-        Shared memory, not used by another child while this one runs.
-    cores
-        Cores the child may use.
-    program
-        Runs the variant's language.
-    limits
-        Bounds of the child; None takes the program's.
+    `arena` must not be used by another child while this one runs. `limits` of None uses the
+    program's limits.
     """
 
     def __init__(
@@ -88,17 +76,14 @@ class Runner:
 
     @property
     def memory_check(self) -> str:
-        """How accesses outside tensors are found."""
         return self._program.memory_check
 
     @property
     def has_scratch(self) -> bool:
-        """Whether launches get memory that is neither input nor output."""
         return bool(self._variant.workspaces or self._variant.scratch_bytes)
 
     @property
     def confined(self) -> bool:
-        """Whether its child said that its system calls are filtered."""
         return bool(self._worker.ready.get("confined"))
 
     def run(
@@ -177,7 +162,6 @@ class Runner:
         return placed
 
     def _scratch_zone(self) -> int:
-        """Return the width of its red zones: pieces that are tensors get those of tensors."""
         return SCRATCH_ZONE_BYTES if self._variant.workspaces else PAGE
 
     def _check(
@@ -194,7 +178,6 @@ class Runner:
 def put_back(
     arena: Arena, definition: Definition, regions: Mapping[str, Region], given: Mapping[str, Array]
 ) -> None:
-    """Write into each output that is updated in place what it holds before a launch."""
     for after, before in definition.updated.items():
         array = given[before]
         arena.view(regions[after], array.dtype, array.shape)[...] = array
@@ -211,16 +194,8 @@ def arena_bytes(
 ) -> int:
     """Bytes that one run needs, red zones of at least `zone_rows` rows included.
 
-    Parameters
-    ----------
-    definition, axes
-        What runs, at which lengths.
-    scratch_bytes, parts
-        Workspace without a name, and how many of it.
-    zone_rows
-        Rows of a red zone.
-    named
-        Bytes of each named piece of scratch.
+    `scratch_bytes` is the size of unnamed workspace per part; `named` holds the sizes of named
+    scratch.
     """
     lengths = definition.lengths(axes)
     total = 0
@@ -233,6 +208,6 @@ def arena_bytes(
 
 
 def _zone_bytes(shape: Sequence[int], item: int, rows: int) -> int:
-    """Return the width of a red zone: some rows, a page at least, and no more than makes sense."""
+    """Return the width of a red zone: `zone_rows` rows, at least a page, with an upper bound."""
     row = shape[-1] * item if shape else 0
     return max(PAGE, row, min(rows * row, _ZONE_MAX_BYTES))

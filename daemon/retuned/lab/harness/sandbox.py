@@ -1,6 +1,6 @@
-"""What a child gives up before it runs a stranger's code. Linux; standard library only.
+"""Sandbox of a child that runs untrusted code. Linux; standard library only.
 
-The contract already leaves a candidate no way to name a system call. This is the second wall: no
+The contract already prevents a candidate from naming a system call. This is the second barrier: no
 network, no files, no new programs, no privileges, bounded memory and time, and death with the
 parent.
 """
@@ -30,24 +30,21 @@ _CAPABILITY_VERSION = 0x20080522
 
 
 class Walls(NamedTuple):
-    """What confines a process, by the kernel's own account."""
+    """Confinement of a process, as the kernel reports it."""
 
     system_calls: bool
-    """The kernel says that a filter stands on its system calls."""
     files: int
-    """Version of Landlock; 0 where trying to open a folder it gave up succeeded."""
+    """Landlock version; 0 if opening a forbidden folder succeeded."""
 
     def __bool__(self) -> bool:
-        """Whether anything holds."""
         return self.system_calls or self.files > 0
 
     def as_dict(self) -> dict[str, bool | int]:
-        """Return plain data, for the first answer of a child."""
         return self._asdict()
 
 
 def enter(*, parent: int, cores: list[int]) -> None:
-    """Bind to the parent's life and to cores, leave the network; done before anything is loaded."""
+    """Bind to the parent's life and to cores, and leave the network; call it before loading."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before the line above took effect
@@ -58,9 +55,9 @@ def enter(*, parent: int, cores: list[int]) -> None:
 
 
 def leave_network() -> bool:
-    """Take a network of one's own, with nothing in it; return whether that was permitted.
+    """Enter an empty network namespace; return whether that was permitted.
 
-    It is not everywhere; seccomp shuts the same door.
+    Some systems forbid it; seccomp also blocks the network.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNET) == 0:
@@ -69,10 +66,10 @@ def leave_network() -> bool:
 
 
 def deny_files(allowed: landlock.Allowed | None = None) -> int:
-    """Give up opening, making and removing files, but for what is allowed; what is open stays open.
+    """Give up opening, creating and removing files except for `allowed`; open files stay open.
 
-    Return Landlock's version, or 0 where nothing holds: asked of the kernel by trying. Where
-    seccomp filters, this is a second wall; elsewhere it is the only one before the file system.
+    Return Landlock's version, or 0 if a test shows no effect. Where seccomp filters, this is a
+    second barrier; elsewhere it is the only one before the file system.
     """
     found = landlock.restrict(allowed)
     if not found:
@@ -87,9 +84,9 @@ def deny_files(allowed: landlock.Allowed | None = None) -> int:
 
 
 def hide_memory() -> None:
-    """Keep this process's memory and environment from others of the same user.
+    """Hide this process's memory and environment from other processes of the same user.
 
-    `/proc/PID/mem` and `/proc/PID/environ` then belong to root. No core is dumped either.
+    `/proc/PID/mem` and `/proc/PID/environ` then belong to root. Core dumps are off.
     """
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     with contextlib.suppress(OSError, ValueError):
@@ -97,9 +94,9 @@ def hide_memory() -> None:
 
 
 def confine(*, memory_bytes: int, cpu_s: int) -> Walls:
-    """Drop the rest after loading; return what holds.
+    """Drop the remaining rights after loading; return the active confinement.
 
-    `memory_bytes` is what may be added to the address space in use now.
+    `memory_bytes` limits growth beyond the address space in use now.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     os.closerange(3, 64)
@@ -119,23 +116,23 @@ def confine(*, memory_bytes: int, cpu_s: int) -> Walls:
     machine = platform.machine()
     if machine in ARCHITECTURES:
         filter_system_calls(computing_program(machine), machine=machine)
-    # It stays open, for closing is no call of the list: nothing but this can be read from it.
+    # It stays open, because `close` is not an allowed call; only the status can be read from it.
     return Walls(system_calls=_is_filtered(status), files=files)
 
 
 def confine_device(
     *, memory_bytes: int, cpu_s: int, on_device: bool, programs: bool | None = None
 ) -> bool:
-    """Drop what a process can do without that compiles for a device and drives it.
+    """Drop rights that a process does not need to compile for a device and drive it.
 
-    Return whether the kernel says that system calls are filtered. `deny_files` comes before, ahead
-    of the threads that a device's runtime starts.
+    Return whether the kernel reports a system-call filter. Call `deny_files` first, before a
+    device's runtime starts threads.
 
     A device's runtime reserves more address space than there is memory, opens files, starts the
     vendor's assembler and maps code, so neither the bound of the address space nor the list of
     allowed calls of `confine` can hold. In their place: private writable memory is bounded
     (`memory_bytes` beyond what is in use), files stay small, and calls that reach other processes,
-    the network or the kernel's innards fail. Without a device the address space is bounded.
+    the network or kernel internals fail. Without a device the address space is bounded.
 
     Parameters
     ----------
@@ -146,7 +143,7 @@ def confine_device(
     on_device
         Whether it drives one.
     programs
-        Whether it may start programs; as `on_device` where not said, for the vendor's assembler.
+        Whether it may start programs; defaults to `on_device`, for the vendor's assembler.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     status = _open_status()
@@ -178,9 +175,9 @@ def confine_device(
 
 
 def filter_system_calls(steps: Sequence[Step], *, machine: str) -> bool:
-    """Install a program for all threads of this process, those already running too.
+    """Install a filter program for all threads of this process, including running ones.
 
-    Return whether the kernel took it. Programs add up: the strictest answer counts.
+    Return whether the kernel accepted it. Programs add up: the strictest result counts.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     code = b"".join(struct.pack("<HBBI", *step) for step in steps)
@@ -190,7 +187,7 @@ def filter_system_calls(steps: Sequence[Step], *, machine: str) -> bool:
         _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
     program = Program(len(steps), ctypes.addressof(body))
-    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)  # without it the kernel takes none
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)  # without it the kernel refuses filters
     word = ctypes.c_long
     done = libc.syscall(
         word(_SECCOMP[machine]), word(_SET_MODE_FILTER), word(_ALL_THREADS), ctypes.byref(program)
@@ -199,7 +196,6 @@ def filter_system_calls(steps: Sequence[Step], *, machine: str) -> bool:
 
 
 def _drop_privileges(libc: ctypes.CDLL) -> None:
-    """Be nobody's debuggee, gain nothing by starting programs, and have no capability left."""
     libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     header = ctypes.create_string_buffer(struct.pack("<Ii", _CAPABILITY_VERSION, 0), 8)
@@ -207,9 +203,10 @@ def _drop_privileges(libc: ctypes.CDLL) -> None:
 
 
 def _hard(which: int, bound: int) -> int:
-    """Leave room above the bound of processor time: at the hard one the system kills without name.
+    """Return a hard limit above the soft limit of processor time.
 
-    At the soft one it sends SIGXCPU, by which the parent knows what happened.
+    At the soft limit the system sends SIGXCPU, which identifies the cause; at the hard limit it
+    kills.
     """
     return bound + _CPU_GRACE_S if which == resource.RLIMIT_CPU else bound
 
@@ -225,7 +222,7 @@ def _address_space() -> int:
 
 
 def _open_status() -> int | None:
-    """Open the kernel's account of this process; its content is made when it is read."""
+    """Open the kernel's status file of this process; its content is generated on read."""
     try:
         return os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -233,7 +230,7 @@ def _open_status() -> int | None:
 
 
 def _is_filtered(status: int | None) -> bool:
-    """Whether the kernel says that this process has a filter; what cannot be asked does not."""
+    """Whether the kernel reports a filter for this process; False if it cannot be read."""
     if status is None:
         return False
     text = b""

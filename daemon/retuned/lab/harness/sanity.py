@@ -1,8 +1,7 @@
-"""Is a definition worth judging by? One whose answer never changes proves nothing about a kernel.
+"""Sanity checks of a definition: a constant output proves nothing about a kernel.
 
-A kernel that writes a constant is right where the answer is provably constant, and one that copies
-its input is right where the definition does nothing. Then it is the definition that is at fault,
-and no verdict may rest on it.
+A kernel that writes a constant is correct where the output is constant, and a copy is correct where
+the definition does nothing. Then the definition is at fault, and it must not support a verdict.
 """
 
 from __future__ import annotations
@@ -19,11 +18,9 @@ from retuned.lab.subject import Array, KernelUnderTest, make_inputs
 
 _LENGTH = 5
 _LEAST_ELEMENTS = 8
-"""Fewer numbers may be equal by chance."""
+"""With fewer numbers, equality may be chance."""
 DISAGREES = "incumbent-disagrees"
-"""Code where incumbent and reference compute different things."""
 MEANINGLESS = "definition-proves-nothing"
-"""Code where any kernel would be right."""
 _ROUGHLY = 0.25
 """Largest error of an incumbent (`_distance`). The coarsest formats in use stay below a tenth."""
 
@@ -33,13 +30,13 @@ def telling_shape(
 ) -> Mapping[str, int]:
     """Return a small shape without short axes, else the best of those given.
 
-    Attention to a single key returns its value, and a rotation at the first place turns nothing:
-    such a shape says nothing about the definition.
+    Attention to a single key returns its value, and a rotation at position 0 changes nothing. Such
+    a shape tests nothing.
     """
     small = dict.fromkeys(subject.definition.variable_axes, _LENGTH)
     try:
         make_inputs(subject, small, seed=0, family=subject.families[0])
-    except (UsageError, ValueError):  # lengths that do not go together here
+    except (UsageError, ValueError):  # lengths that do not fit together
         by_size = sorted(shapes, key=lambda shape: math.prod(shape.values()))
         wide = [shape for shape in by_size if min(shape.values()) >= _LENGTH]
         return (wide or by_size[-1:])[0]
@@ -47,16 +44,9 @@ def telling_shape(
 
 
 def require_meaning(subject: KernelUnderTest, axes: Mapping[str, int], *, seed: int) -> None:
-    """Make sure that what is computed varies, and with every input.
+    """Require that the output varies, and that it varies with every input.
 
-    Parameters
-    ----------
-    subject
-        Definition, reference and inputs.
-    axes
-        One shape; see `telling_shape`.
-    seed
-        Of the inputs; others are derived from it.
+    `axes` is one shape (see `telling_shape`); other seeds are derived from `seed`.
 
     Raises
     ------
@@ -72,7 +62,7 @@ def require_meaning(subject: KernelUnderTest, axes: Mapping[str, int], *, seed: 
     answer = subject.reference(one, axes)
     if all(_constant(array) for array in answer.values()):
         raise _meaningless(f"{name}: every output is one number over and over; see its reference")
-    # What is updated in place may stay as it was, if another output tells of the launch.
+    # What is updated in place may stay as it was, if another output shows the launch.
     kept = {out for out, n in subject.definition.updated.items() if _same(one[n], answer[out])}
     told = [array for out, array in answer.items() if out not in kept]
     if not told:
@@ -82,24 +72,17 @@ def require_meaning(subject: KernelUnderTest, axes: Mapping[str, int], *, seed: 
         raise _meaningless(f"{name}: input '{copied[0]}' comes out unchanged; nothing is computed")
     for changed, array in two.items():
         if _same(array, one[changed]):
-            continue  # made without chance: tables, lengths
+            continue  # made without random numbers: tables, lengths
         other = _answer(subject, {**one, changed: array}, axes)
         if other is not None and all(_same(other[out], answer[out]) for out in answer):
             raise _meaningless(f"{name}: no output depends on input '{changed}'")
 
 
 def require_agreement(case: Case, *, name: str) -> None:
-    """Make sure that the incumbent computes what the reference does, if only roughly.
+    """Require that the incumbent roughly computes the reference.
 
-    Its error is what a candidate's is measured by: where the two say different things, that error
-    is as large as the answer itself, and nearly every kernel would be right.
-
-    Parameters
-    ----------
-    case
-        Ordinary inputs and both answers.
-    name
-        Of the definition, for the message.
+    A candidate's error is measured relative to the incumbent's. If the two disagree, that error is
+    as large as the output itself, and nearly every kernel would pass.
 
     Raises
     ------
@@ -118,7 +101,7 @@ def require_agreement(case: Case, *, name: str) -> None:
 
 
 def _distance(answer: Array, reference: Array, *, whole: bool) -> float:
-    """Return the error's rms over the reference's; of whole numbers, the share that is off."""
+    """Return the error's rms over the reference's; for integers, the share that differs."""
     with np.errstate(invalid="ignore", over="ignore"):
         there = np.isfinite(reference)
         truth = np.where(there, reference, 0.0)
@@ -132,7 +115,7 @@ def _distance(answer: Array, reference: Array, *, whole: bool) -> float:
 def _answer(
     subject: KernelUnderTest, inputs: dict[str, Array], axes: Mapping[str, int]
 ) -> dict[str, Array] | None:
-    """Compute the reference; None where inputs of two draws do not go together."""
+    """Compute the reference, or return None where inputs of two draws do not fit together."""
     try:
         return subject.reference(inputs, axes)
     except (ValueError, IndexError, KeyError):

@@ -1,8 +1,8 @@
-"""In which order calls are timed: ABBA units of the incumbent and another side.
+"""Schedule of timed calls: ABBA units of the incumbent and another side. Pure.
 
-Pure. The order inside a unit is drawn at random, buffers rotate with a period that shares no factor
-with the unit's, and the content of the inputs changes before every call, so that neither drift, nor
-placement, nor a remembered answer favours a side.
+The order inside a unit is random. Buffers rotate with a period that shares no factor with the
+unit's. The inputs change before every call. So drift, buffer placement and cached results favour no
+side.
 """
 
 from __future__ import annotations
@@ -18,16 +18,12 @@ INCUMBENT, CANDIDATE, CLONE = 0, 1, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swap:
-    """Two elements of one input that change places: new content, same distribution."""
+    """Two elements of one input that are exchanged: new content, same distribution."""
 
     set: int
-    """Which set of buffers."""
     tensor: str
-    """Which input."""
     left: int
-    """Flat index."""
     right: int
-    """Flat index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,23 +31,18 @@ class TimedCall:
     """One timed call of `repeat` launches."""
 
     which: int
-    """Side."""
     first: int
     """Set of buffers of the first launch; the others follow in turn."""
     repeat: int
-    """Launches between two readings of the clock."""
     poison: int
-    """Byte in outputs and scratch before it."""
     swaps: tuple[Swap, ...]
-    """Changes of content before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Calls that run without a pause, and which of them are pairs."""
+    """Calls that run without a pause, and their pairs."""
 
     calls: tuple[TimedCall, ...]
-    """In order."""
     pairs: tuple[tuple[int, int, int], ...]
     """(other side, position of the incumbent's call, position of the other's call)."""
 
@@ -59,16 +50,9 @@ class Block:
 class Scheduler:
     """Draws blocks; the random numbers stay in the parent.
 
-    Parameters
-    ----------
-    sets
-        Number of sets of buffers; odd, so that ABBA does not tie sides to sets.
-    mutable
-        Inputs whose elements may change places, with their number of elements.
-    repeat
-        Launches per call.
-    seed
-        Secret.
+    `sets` must be odd, so that ABBA does not tie sides to sets of buffers. `mutable` maps inputs
+    whose elements may be exchanged to their number of elements. `repeat` is launches per call;
+    `seed` is secret.
     """
 
     def __init__(
@@ -83,7 +67,7 @@ class Scheduler:
         self._turn = 0
 
     def block(self, units: Sequence[int]) -> Block:
-        """Draw one block; `units` names the other side of each ABBA unit."""
+        """Draw one block; `units` lists the other side of each ABBA unit."""
         order = list(units)
         self._random.shuffle(order)
         calls: list[TimedCall] = []

@@ -1,8 +1,8 @@
-"""Programs of seccomp, built as data: which system calls a child keeps, on each architecture.
+"""Seccomp programs, built as data: the system calls that a child keeps, per architecture.
 
-Pure, standard library only. A program is a list of steps of the kernel's classic packet filter; it
-sees the number of a call and its arguments, never what they point to. Numbers are those of the
-kernel's headers: a column per architecture, ``None`` where it never had the call.
+Pure, standard library only. A program is a list of steps of the kernel's classic packet filter. It
+sees the number of a call and its arguments, but not the memory that they point to. Numbers are
+those of the kernel's headers: a column per architecture, ``None`` where it never had the call.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ Step = tuple[int, int, int, int]
 """Operation, jump where true, jump where false, operand."""
 
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-"""What a program answers."""
+"""Results of a filter program."""
 LOAD, EQUAL, SET, RETURN = 0x20, 0x15, 0x45, 0x06
-"""Operations: read a word of the call; is it equal; has it one of these bits; answer."""
+"""Operations: load a word of the call, compare, test bits, return."""
 ARCHITECTURES: Mapping[str, int] = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-"""Machines whose calls are filtered, as `platform.machine` names them, by the kernel's code."""
+"""Supported machines as `platform.machine` names them, with the kernel's code."""
 _COLUMN = {"x86_64": 0, "aarch64": 1}
 _X32 = 0x40000000
 _EPERM, _ENOSYS = 1, 38
@@ -26,7 +26,6 @@ _WRITING = 0o1 | 0o2 | 0o100 | 0o1000  # write, read and write, create, truncate
 _NUMBER_AT, _ARCHITECTURE_AT = 0, 4
 
 Numbers = tuple[int | None, int | None]
-"""The call on x86-64, on aarch64."""
 
 COMPUTING: dict[str, Numbers] = {
     "read": (0, 63), "write": (1, 64), "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135),
@@ -37,7 +36,7 @@ COMPUTING: dict[str, Numbers] = {
     "set_robust_list": (273, 99), "membarrier": (324, 283), "rseq": (334, 293),
     "sigaltstack": (131, 132),
 }  # fmt: skip
-"""What an interpreter needs that computes, waits and speaks over two pipes."""
+"""Calls that an interpreter needs to compute, wait and communicate over two pipes."""
 
 DENIED: dict[str, Numbers] = {
     # Other processes: signals, memory, descriptors.
@@ -54,7 +53,7 @@ DENIED: dict[str, Numbers] = {
     "open_by_handle_at": (304, 265), "quotactl": (179, 60), "quotactl_fd": (443, 443),
     "swapon": (167, 224), "swapoff": (168, 225), "acct": (163, 89), "mknod": (133, None),
     "mknodat": (259, 33), "fanotify_init": (300, 262),
-    # The kernel's innards.
+    # Kernel internals.
     "init_module": (175, 105), "finit_module": (313, 273), "delete_module": (176, 106),
     "kexec_load": (246, 104), "kexec_file_load": (320, 294), "bpf": (321, 280),
     "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
@@ -67,17 +66,16 @@ DENIED: dict[str, Numbers] = {
     "setdomainname": (171, 162), "settimeofday": (164, 170), "clock_settime": (227, 112),
     "adjtimex": (159, 171), "clock_adjtime": (305, 266), "vhangup": (153, 58),
     "capset": (126, 91), "setrlimit": (160, 164),
-    # Programs from memory: what may be started is said by path.
+    # No programs from memory: allowed programs are given by path.
     "execveat": (322, 281), "memfd_create": (319, 279), "memfd_secret": (447, 447),
 }  # fmt: skip
-"""What a process that drives a device has no use for."""
+"""Calls that a process driving a device does not need."""
 
 PARTLY: dict[str, Numbers] = {
     "prctl": (157, 167), "tgkill": (234, 131), "prlimit64": (302, 261), "socket": (41, 198),
     "mmap": (9, 222), "mprotect": (10, 226), "clone": (56, 220), "clone3": (435, 435),
     "execve": (59, 221), "open": (2, None), "openat": (257, 56),
 }  # fmt: skip
-"""Calls whose arguments decide."""
 
 FURTHER: dict[str, Numbers] = {
     "shmget": (29, 194), "connect": (42, 203), "bind": (49, 200), "listen": (50, 201),
@@ -92,14 +90,13 @@ FURTHER: dict[str, Numbers] = {
     "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88),
     "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "openat2": (437, 437),
 }  # fmt: skip
-"""Numbers of the calls that only the lists below name."""
 
 INTERPRETING = (
     "shmget", "connect", "bind", "listen", "socket", "kill", "ptrace", "setpgid", "setsid",
     "tkill", "setuid", "setgid", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "unshare", "setns",
     "sched_setscheduler", "setpriority", "mount", "umount2", "chroot",
 )  # fmt: skip
-"""What a stranger's Python that computes has no use for: network, other processes, rights."""
+"""Calls that untrusted Python code does not need: network, other processes, rights."""
 
 CHANGING = (
     "fork", "vfork", "execve", "execveat", "creat", "truncate", "rename", "renameat",
@@ -108,32 +105,26 @@ CHANGING = (
     "fchownat", "mknod", "mknodat", "utime", "utimes", "futimesat", "utimensat", "setxattr",
     "lsetxattr", "fsetxattr", "memfd_create",
 )  # fmt: skip
-"""What it needs only if it compiles: new processes and programs, and every change of a file."""
+"""Calls needed only for compiling: new processes and programs, and every change of a file."""
 
 UNSEEN = ("clone3", "openat2")
-"""Calls whose flags no filter sees; the C library falls back to others."""
+"""Calls whose flags a filter cannot see; the C library falls back to others."""
 
 PRCTL: Mapping[str, int] = {
     "PR_GET_PDEATHSIG": 2, "PR_GET_DUMPABLE": 3, "PR_SET_NAME": 15, "PR_GET_NAME": 16,
     "PR_GET_SECCOMP": 21, "PR_GET_NO_NEW_PRIVS": 39, "PR_SET_VMA": 0x53564D41,
 }  # fmt: skip
-"""What may be asked of `prctl`: names of threads and memory, and how things stand. Not to be
-dumpable again, not to outlive the parent, not to let another process trace."""
+"""Allowed `prctl` options: names of threads and memory, and state queries. Becoming dumpable,
+outliving the parent and allowing ptrace are forbidden.
+"""
 
 
 def number(name: str, machine: str) -> int | None:
-    """Return a call's number; None where the machine never had it."""
     return (COMPUTING | DENIED | PARTLY | FURTHER)[name][_COLUMN[machine]]
 
 
 def computing_program(machine: str) -> list[Step]:
-    """Build the filter of a child that only computes: the list, memory, threads; kill on all else.
-
-    Parameters
-    ----------
-    machine
-        One of `ARCHITECTURES`.
-    """
+    """Build the filter of a child that only computes: calls not listed kill it."""
     steps = _beginning(machine)
     for name in COMPUTING:
         steps += _on(name, machine, *_answer(ALLOW))
@@ -148,16 +139,10 @@ def computing_program(machine: str) -> list[Step]:
 
 
 def device_program(machine: str, *, own: int, programs: bool) -> list[Step]:
-    """Build the filter of a device's process: fail what is denied, allow the rest.
+    """Build the filter of a device's process: denied calls fail, the rest is allowed.
 
-    Parameters
-    ----------
-    machine
-        One of `ARCHITECTURES`.
-    own
-        Its process id: threads of others get no signals and no limits from it.
-    programs
-        Whether it may start programs, as a compiler does that calls the vendor's assembler.
+    The process `own` may not send signals or set limits to other processes. `programs` allows
+    starting programs, as a compiler does that calls the vendor's assembler.
     """
     denied = ERRNO | _EPERM
     steps = _beginning_by_one_number(machine)
@@ -177,18 +162,11 @@ def device_program(machine: str, *, own: int, programs: bool) -> list[Step]:
 
 
 def interpreting_program(machine: str, *, compiles: bool, on_device: bool) -> list[Step]:
-    """Build the filter of a stranger's Python: fail what is denied, allow the rest.
+    """Build the filter of untrusted Python code: denied calls fail, the rest is allowed.
 
-    It stands beside `device_program`, which it does not repeat.
-
-    Parameters
-    ----------
-    machine
-        One of `ARCHITECTURES`.
-    compiles
-        Whether compilers are started and files written; then only Landlock guards the files.
-    on_device
-        Whether a device's files are opened for writing when it is used.
+    It is installed in addition to `device_program`, whose rules it does not repeat. With
+    `compiles`, compilers may start and files be written; then only Landlock guards files.
+    `on_device` allows opening a device's files for writing.
     """
     denied = ERRNO | _EPERM
     steps = _beginning_by_one_number(machine)
@@ -210,13 +188,13 @@ def interpreting_program(machine: str, *, compiles: bool, on_device: bool) -> li
 
 
 def _beginning_by_one_number(machine: str) -> list[Step]:
-    """Begin, and kill what makes x86-64's calls by their second numbers."""
+    """Start the program, and kill calls by the second number range of x86-64 (x32)."""
     second = [(SET, 0, 1, _X32), *_answer(KILL)] if machine == "x86_64" else []
     return [*_beginning(machine), *second]
 
 
 def _beginning(machine: str) -> list[Step]:
-    """Kill what comes from another architecture; leave the call's number to be compared."""
+    """Kill calls of another architecture, then load the call's number."""
     return [
         (LOAD, 0, 0, _ARCHITECTURE_AT),
         (EQUAL, 1, 0, ARCHITECTURES[machine]),
@@ -226,13 +204,12 @@ def _beginning(machine: str) -> list[Step]:
 
 
 def _on(name: str, machine: str, *body: Step) -> list[Step]:
-    """Do the steps, of which the last answers, where the call is the one named."""
+    """Run the steps, of which the last returns a result, if the call matches."""
     found = number(name, machine)
     return [] if found is None else [(EQUAL, 0, len(body), found), *body]
 
 
 def _one_of(values: Iterable[int]) -> list[Step]:
-    """Allow where the first argument, a 32-bit number, is one of these; else go on."""
     steps = [_load(0)]
     for value in values:
         steps += [(EQUAL, 0, 1, value), *_answer(ALLOW)]
@@ -244,7 +221,6 @@ def _absent(load: Step, denied: int) -> list[Step]:
 
 
 def _load(argument: int, *, upper: bool = False) -> Step:
-    """Read half of an argument; both machines have the lower one first."""
     return (LOAD, 0, 0, 16 + 8 * argument + (4 if upper else 0))
 
 

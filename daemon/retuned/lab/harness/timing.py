@@ -1,10 +1,10 @@
 """Paired timing of incumbent, candidate and a byte-identical clone of the incumbent in one child.
 
 The child only launches and reads its clock. The parent draws the order, keeps its own copy of every
-input, checks outputs of timed calls against float64, looks at the red zones, and compares the
-child's clock with its own.
+input, checks outputs of timed calls against float64, checks the red zones, and compares the child's
+clock with its own.
 
-Paired times: from calls to samples, and what in them no honest kernel shows. Pure.
+The pure part converts calls to samples and detects timings that an honest kernel cannot produce.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ _SEEN_RATIO = 1.4
 
 
 def pairs_of(block: Block, times_ns: Sequence[int]) -> list[Pair]:
-    """Return microseconds a launch of both sides of each pair of a block."""
     each = [ns / call.repeat / 1e3 for ns, call in zip(times_ns, block.calls, strict=True)]
     return [(other, each[left], each[right]) for other, left, right in block.pairs]
 
@@ -75,12 +74,11 @@ def samples_of(
 
 
 def units_for(candidate: int, clone: int) -> list[int]:
-    """Return the other sides of a block's ABBA units."""
     return [CANDIDATE] * candidate + [CLONE] * clone
 
 
 def remembers(usual: Sequence[Pair], fresh: Sequence[Pair]) -> str:
-    """Say so if a candidate is faster where inputs come again within a call; else empty.
+    """Return a message if a candidate is faster on repeated inputs within a call.
 
     Parameters
     ----------
@@ -109,38 +107,27 @@ def remembers(usual: Sequence[Pair], fresh: Sequence[Pair]) -> str:
 
 
 SETS = 5
-"""Sets of buffers that calls rotate through; odd on purpose."""
+"""Sets of buffers that calls rotate through; must be odd."""
 _CALL_US = 20.0
-"""Launches shorter than this are timed several at a time: a reading of the clock costs 0.1 us."""
+"""Shorter launches are timed several at a time: a clock reading costs 0.1 us."""
 _BURST_US = 60_000.0
-"""Length of the launches that both clocks time."""
 _FRESH_UNITS = 12
-"""ABBA units in which no content comes twice in a call."""
 _BEFORE, _EACH, _ONLY = "before", "each", "only"
-"""When a child puts back what is updated in place: before a call; before each launch, timed with
-it; the same without the launches, so that its part of the time is known."""
+"""When a child restores in-place outputs.
+
+Before a call; before each launch, timed with it; or without launches, to measure the restore alone.
+"""
 _LONG_RUN_RATIO = 2.5
-"""A long run of one side does not take so much longer than its paired launches said, unless the
-other's does too: the paired times came from the child, and somebody in it may have written them."""
+"""Largest ratio of a long run to the time that its paired launches predict, unless the other side's
+ratio is as large. The child reports the paired times, so code in it may have forged them.
+"""
 
 
 class Duel:
     """Times sides against each other, one shape at a time.
 
-    Parameters
-    ----------
-    subject
-        What is tuned.
-    sides
-        Incumbent, candidate, and where the noise floor is wanted the incumbent's clone.
-    arena
-        Shared memory.
-    worker
-        A fresh child that has the sides loaded in this order.
-    tolerance
-        Of outputs of timed calls.
-    timeout_s
-        Bound of one block.
+    `sides` are incumbent, candidate and, to measure the noise floor, the incumbent's clone.
+    `worker` is a fresh child that has loaded the sides in this order. `timeout_s` bounds one block.
     """
 
     def __init__(
@@ -167,14 +154,13 @@ class Duel:
 
     @property
     def placed(self) -> Placed:
-        """The shape in place now."""
         assert self._placed is not None
         return self._placed
 
     def prepare(
         self, axes: Mapping[str, int], sets: Sequence[Mapping[str, Array]], *, seed: int
     ) -> float:
-        """Place a shape with its sets of inputs, warm up, and return the incumbent's time, us.
+        """Place a shape with its sets of inputs, warm up, and return the incumbent's time in us.
 
         Raises
         ------
@@ -193,7 +179,7 @@ class Duel:
         times = self._run(block.calls)
         own = [t for call, t in zip(block.calls, times, strict=True) if call.which == INCUMBENT]
         one_us = max(min(own) / 1e3, 0.05)
-        # What is updated in place is put back between calls: within one, every launch has its own.
+        # In-place outputs are restored between calls: within one, every launch has its own.
         most = len(sets) if self._subject.definition.updated else 64
         repeat = max(1, min(most, round(_CALL_US / one_us)))
         count, self._pairs = len(sets), []
@@ -219,10 +205,10 @@ class Duel:
         return found
 
     def check_outputs(self, *, gate: str) -> Check:
-        """Check the newest output of the candidate, inputs and red zones; the block is over.
+        """Check the candidate's newest output, inputs and red zones; this ends the block.
 
-        Which call's output is looked at cannot be told from inside: every output is poisoned before
-        every call, and every call may be a block's last.
+        The child cannot predict which output is checked: every output is poisoned before every
+        call, and any call may be a block's last.
         """
         placed, definition = self.placed, self._subject.definition
         self._worker.pull(self._arena.used_bytes)
@@ -254,9 +240,10 @@ class Duel:
         return check if check.reason is not None else self._check_conduct(check)
 
     def check_clocks(self, *, candidate_us: float, incumbent_us: float, gate: str) -> Check:
-        """Let both clocks time the same long run of launches of each side; they must agree.
+        """Time the same long run of launches of each side with both clocks; they must agree.
 
-        One in which the candidate is only slow is made once more: the machine may have stood still.
+        If only the candidate is slow, the run is repeated once: the machine may have been
+        suspended.
         """
         both_us = ((INCUMBENT, incumbent_us), (CANDIDATE, candidate_us))
         for last in (False, True):
@@ -282,7 +269,11 @@ class Duel:
         return Check(gate=gate, detail=seen + (gaps if self._late else ""))
 
     def _long_runs_of(self, which: int, repeat: int) -> list[tuple[float, Elapsed]]:
-        """Return what both clocks say of a long run; a second one is not the kernel's own part."""
+        """Return both clocks' times of a long run.
+
+        If outputs are updated in place, a second run only restores them, so that its time can be
+        subtracted.
+        """
         call = TimedCall(which=which, first=0, repeat=repeat, poison=POISON_MIXED, swaps=())
         updates = bool(self._subject.definition.updated)
         ways = (_EACH, _ONLY) if updates else (_BEFORE,)
@@ -297,7 +288,7 @@ class Duel:
         times = [int(time) for time in answer["times"]]
         claimed = int(answer["elapsed"])
         if len(times) != len(calls) or min(times) <= 0 or sum(times) > claimed:
-            raise CandidateError("clocks-disagree", detail="times that cannot be")
+            raise CandidateError("clocks-disagree", detail="impossible times")
         if claimed > 1.02 * elapsed.wall_ns or claimed < 0.8 * elapsed.busy_ns - 50e6:
             raise CandidateError("clocks-disagree", detail=_disagreement(claimed, elapsed))
         return times
@@ -337,14 +328,12 @@ class Duel:
         return found
 
     def _mirror(self, calls: Sequence[TimedCall]) -> None:
-        """Apply to the parent's copy what the child was told to apply."""
         for call in calls:
             for swap in call.swaps:
                 flat = self.placed.model[swap.set][swap.tensor].reshape(-1)
                 flat[[swap.left, swap.right]] = flat[[swap.right, swap.left]]
 
     def _newest(self) -> int | None:
-        """Return the set that the candidate wrote last and nobody wrote or changed since."""
         spoiled: set[int] = set()
         count = len(self.placed.inputs)
         for call in reversed(self._last.calls):
@@ -363,9 +352,9 @@ class Duel:
         return read_outputs(self._arena, definition, self.placed.spare, lengths)
 
     def _check_conduct(self, check: Check) -> Check:
-        """Look for work that is not done where it is timed: ahead of its launch, or once for all.
+        """Detect work done outside the timed launch: ahead of it, or once for all launches.
 
-        `check` is returned where there is none.
+        Return `check` if there is none.
         """
         gate = check.gate
         if self._works_ahead(len(self.placed.outputs) // 2):  # with others on both sides
@@ -379,7 +368,7 @@ class Duel:
         return check
 
     def _works_ahead(self, index: int) -> bool:
-        """Launch the candidate once where all outputs await theirs; did it fill in others too?"""
+        """Launch the candidate once with all outputs poisoned; did it fill others too?"""
         outputs = self.placed.outputs
         others = [r for at, group in enumerate(outputs) if at != index for r in group.values()]
         self._arena.fill([*others, *outputs[index].values()], POISON_MIXED)
@@ -389,7 +378,6 @@ class Duel:
         return not self._arena.holds(others, POISON_MIXED)
 
     def _launch(self, which: int, index: int, *, outputs: Mapping[str, Region]) -> None:
-        """Launch one side once on a set, and look at all memory."""
         placed, definition = self.placed, self._subject.definition
         tensors = tensors_of(definition, self._sides[which], placed, index)
         body = {

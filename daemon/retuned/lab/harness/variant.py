@@ -1,4 +1,4 @@
-"""A compiled variant as the harness handles it, and the layouts it asked for."""
+"""Compiled variant in the harness, with the layouts it requested."""
 
 from __future__ import annotations
 
@@ -24,28 +24,19 @@ class Variant:
     """One loaded side of a comparison."""
 
     digest: Digest
-    """Digest of the solution."""
     library: Path
-    """Audited shared object or source."""
     entry: str
-    """Symbol."""
     layouts: Mapping[str, str]
-    """Layout per constant input; inputs not named are as they are."""
     scratch_bytes: int
-    """Workspace per part."""
     parts: int
-    """Shares of a launch."""
     workspaces: tuple[Workspace, ...] = ()
-    """Named scratch; where there is any, `scratch_bytes` is 0."""
+    """Named scratch; if there is any, `scratch_bytes` is 0."""
     launch: Mapping[str, Any] = field(default_factory=dict)
-    """What the language's child needs beside, as plain JSON."""
     note: str = ""
-    """What compiling it told, for the evidence."""
     audit: tuple[Mapping[str, Any], ...] = ()
-    """Reports of the audit of its binaries, as plain JSON; empty where there are none."""
 
     def scratch_sizes(self, lengths: Mapping[str, int]) -> list[int]:
-        """Return bytes of each piece of scratch at these lengths of all axes: per part, or named.
+        """Return the bytes of each piece of scratch at these axis lengths: per part, or named.
 
         Raises
         ------
@@ -60,7 +51,6 @@ class Variant:
             raise ContractViolated(error.detail) from error
 
     def as_library(self, definition: Definition) -> Library:
-        """Return what the child needs to load it."""
         return Library(
             path=self.library,
             entry=self.entry,
@@ -77,7 +67,7 @@ def parts_of(solution: Solution) -> int:
     Raises
     ------
     ContractViolated
-        If it is no small positive number.
+        If it is not a small positive number.
     """
     value = solution.params.get("THREADS", 1)
     if not isinstance(value, int) or not 1 <= value <= 256:
@@ -118,7 +108,7 @@ def _workspaces(solution: Solution, definition: Definition) -> tuple[Workspace, 
 
 
 def packed(array: Array, layout: str) -> Array:
-    """Return an input in the layout a variant asked for, contiguous.
+    """Return an input in the variant's layout, contiguous.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The parent's handle on one child: start, command with a deadline, name its death, kill."""
+"""Parent's handle of one child: start, commands with a deadline, cause of death, kill."""
 
 from __future__ import annotations
 
@@ -25,14 +25,11 @@ __all__ = ["CPU_PROGRAM", "ChildLimits", "Elapsed", "Library", "Worker", "cache_
 
 _ROOT = Path(retuned.__file__).resolve().parent.parent
 _PREPARE_S = 60.0
-"""To finish compiling at new lengths."""
 _LONGEST_ANSWER_BYTES = 64 << 20
-"""Thousands of times as much as any times of calls are."""
+"""Thousands of times the size of a timing response."""
 _COPY_S = 60.0
-"""To copy the shared memory to a device or back."""
 
 CPU_PROGRAM = ChildProgram(start=fresh(Path(__file__).with_name("child.py")))
-"""Runs shared objects in the memory shared with the parent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,56 +39,41 @@ class Library:
     path: Path
     """Shared object or source that passed the audit."""
     entry: str
-    """Symbol."""
     tensors: int
-    """Inputs plus outputs."""
     axes: int
-    """Axes of the definition."""
     parts: int = 1
-    """Shares of a launch, each on its own thread."""
     launch: Mapping[str, Any] = field(default_factory=dict)
-    """What the language's child needs beside, as plain JSON."""
 
 
 def cache_of(library: Path) -> Path:
-    """Return the folder where children that load this variant as the candidate keep its code."""
     return library.with_name(f"{library.name}.cache")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elapsed:
-    """How long a command took, on clocks that a candidate cannot touch."""
+    """Time of a command, on clocks that a candidate cannot change."""
 
     wall_ns: int
-    """On the parent's clock: no claim may be longer."""
+    """On the parent's clock; the child's claim must not be longer."""
     busy_ns: int
-    """That the child's thread ran, by the kernel's account: no claim may be much shorter. Unlike
-    the wall it does not grow when others want the core. The wall where there is no account."""
+    """Run time of the child's thread, as the kernel accounts it; the child's claim must not be much
+    shorter. Unlike wall time it does not grow under load. Without accounting it equals the wall
+    time.
+    """
 
 
 class Worker:
-    """A fresh process with variants loaded; one command at a time.
+    """A fresh process with variants loaded; it runs one command at a time.
 
-    Parameters
-    ----------
-    libraries
-        Variants, addressed by position.
-    arena
-        Shared memory; must outlive the worker.
-    cores
-        Cores the child may use; empty means no restriction.
-    program
-        Runs the variants' language.
-    limits
-        Bounds; None takes the program's.
+    `libraries` are addressed by position. `arena` must outlive the worker. Empty `cores` means no
+    restriction.
 
     Raises
     ------
     CandidateError
-        If the child dies or hangs while loading: the candidate's doing, since the harness itself is
-        tested.
+        If the child dies or hangs while loading, which is attributed to the candidate.
     HarnessError
-        If there is no child to be had, or its device does not answer.
+        If no child starts, or its device does not respond.
     """
 
     def __init__(
@@ -107,8 +89,8 @@ class Worker:
         self._pending = b""
         self._mirrored = program.mirrored
         self._prepared: set[tuple[int, ...]] = set()
-        # What a killed child leaves lying about goes with its folder; should this process be killed
-        # too, it lies beside the compiled variants and not where everybody looks.
+        # Files of a killed child go with its folder; should this process be killed
+        # too, it is stored beside the compiled variants and not in a shared folder.
         self._temp = (
             tempfile.TemporaryDirectory(prefix=".child-", dir=libraries[0].path.resolve().parent)
             if program.mirrored
@@ -151,16 +133,16 @@ class Worker:
     def command(
         self, body: Mapping[str, Any], *, timeout_s: float
     ) -> tuple[dict[str, Any], Elapsed]:
-        """Send one command; return its answer and the time between, on clocks it cannot touch.
+        """Send one command; return its response and the elapsed time.
 
         Raises
         ------
         CandidateTimedOut
-            If no answer came within the time that the child may run; the child is dead then.
+            If the child did not respond within its run time; it is killed.
         CandidateCrashed
             If the child died of a signal or gave up for lack of memory.
         HarnessError
-            If it ended or answered as no candidate can make it.
+            If it ended or responded in a way that a candidate cannot cause.
         """
         nonce = secrets.token_hex(8)
         busy_before = self._on_cpu_ns()
@@ -181,17 +163,16 @@ class Worker:
         return answer, Elapsed(wall_ns=wall_ns, busy_ns=min(wall_ns, busy_after - busy_before))
 
     def push(self, used_bytes: int) -> None:
-        """Copy the shared memory, up to its part in use, to the child's device."""
         if self._mirrored:
             self.command({"op": "push", "bytes": used_bytes}, timeout_s=_COPY_S)
 
     def pull(self, used_bytes: int) -> None:
-        """Copy everything back, red zones too, so that the parent sees what the device holds."""
+        """Copy all memory back, red zones included."""
         if self._mirrored:
             self.command({"op": "pull", "bytes": used_bytes}, timeout_s=_COPY_S)
 
     def prepare(self, kernel: int, lengths: Sequence[int]) -> None:
-        """Let the child finish compiling, so that no launch pays for it.
+        """Let the child finish compiling, so that launches do not include compile time.
 
         Raises
         ------
@@ -205,7 +186,6 @@ class Worker:
             self._prepared.add(key)
 
     def _on_cpu_ns(self) -> int | None:
-        """Time the child's main thread has run; None where the kernel keeps no account."""
         try:
             text = Path(f"/proc/{self._process.pid}/schedstat").read_text(encoding="ascii")
             return int(text.split()[0])
@@ -213,7 +193,6 @@ class Worker:
             return None
 
     def close(self) -> None:
-        """Kill the child and everything it may have started."""
         self._process.close()
         self._clean()
 
@@ -256,19 +235,18 @@ class Worker:
             answer: Any = json.loads(line)
         except (ValueError, RecursionError) as error:
             self.close()
-            raise HarnessError("the child answered what is no JSON") from error
+            raise HarnessError("the child's response is not JSON") from error
         if not isinstance(answer, dict):
             self.close()
-            raise HarnessError("the child answered what is no JSON object")
+            raise HarnessError("the child's response is not a JSON object")
         found: dict[str, Any] = answer
         return found
 
     def _death(self) -> CandidateError | HarnessError:
-        """Turn the way the child ended into an error."""
         code = self._process.wait()
         self.close()
         if code >= 0:
-            return HarnessError(f"the child ended by itself with status {code}")
+            return HarnessError(f"the child exited with status {code}")
         if -code == signal.SIGXCPU:
             return CandidateTimedOut("timed-out", detail="used up its processor time")
         if -code == signal.SIGKILL:
@@ -292,7 +270,7 @@ def _as_json(library: Library) -> dict[str, Any]:
 
 
 def _raise_refusal(answer: Mapping[str, Any]) -> None:
-    """Turn a refusal that the child could still tell into an error; its text is a stranger's."""
+    """Raise a refusal that the child reported; its text is untrusted."""
     if "refused" in answer:
         text = re.sub(r"[^\x20-\x7e]", "?", str(answer.get("detail", "")))[:400]
         raise CandidateCrashed(str(answer["refused"])[:40], detail=text)

@@ -1,1 +1,1 @@
-"""One file per language a candidate may be written in: its contract, its compiler, its audit."""
+"""Candidate languages, each with its contract, its compiler and its audit."""

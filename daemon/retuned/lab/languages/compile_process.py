@@ -1,7 +1,7 @@
-"""Runs a compiler in a limited process that is killed when it takes too long.
+"""Compiler processes with limits, killed when they take too long.
 
-The compiler reads what a stranger wrote: it works in a folder of its own, knows nothing of the
-user's settings, and what it says is data.
+The compiler reads untrusted source. It works in a separate folder, without the user's settings, and
+its output is untrusted data.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from retuned.lab.languages.gpu import variables
 from retuned.lab.languages.limits import CompileLimits
 
 _KEPT = 400
-"""Characters of a compiler's complaint."""
 
 
 def ask_compiler(
@@ -33,24 +32,16 @@ def ask_compiler(
     limits: CompileLimits,
     folders: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Hand a task to a compiler's process and return its answer.
+    """Send a task to a compiler's process and return its response.
 
-    Parameters
-    ----------
-    program
-        What runs; reads one JSON object from stdin, writes one to stdout, and puts itself under the
-        limits that the task names.
-    task
-        Of the program; who waits for it and its limits are added here.
-    limits
-        Bounds of the process.
-    folders
-        Environment variables, beside ``HOME`` and ``TMPDIR``, that name the folder it works in.
+    `program` reads one JSON object from stdin, writes one to stdout, and applies the limits that
+    the task names. This function adds the parent and the limits to `task`. `folders` are
+    environment variables, besides ``HOME`` and ``TMPDIR``, that are set to its working folder.
 
     Raises
     ------
     CompileFailed
-        If it dies, takes too long or answers with something else.
+        If it dies, takes too long or returns something else.
     """
     body = {
         **task,
@@ -89,7 +80,7 @@ def ask_compiler(
 
 
 def complaint(text: str) -> str:
-    r"""Shorten what a compiler said: no paths of this machine, no control characters.
+    r"""Shorten a compiler's message: no paths of this machine, no control characters.
 
     >>> complaint("/tmp/x/kernel.cu(3): error:\n\texpected a ;")
     'kernel.cu(3): error: expected a ;'

@@ -1,8 +1,8 @@
-"""The static contract of C++ candidates: an allow-list over the text, before and after macros.
+"""C++ contract: a static allow-list over the text, before and after macro expansion.
 
-A deny-list loses against token pasting, line splices and look-alike names, so every rule here says
-what is allowed: which headers, directives, attributes, builtins and compiler-reserved names. What
-slips past meets the audit of the compiled binary (``elf``), which trusts no text at all.
+A deny-list fails against token pasting, line splices and look-alike names. So every rule here is an
+allow-list: headers, directives, attributes, builtins and compiler-reserved names. Code that passes
+by mistake is caught by the audit of the compiled binary (``elf``), which ignores the text.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ def check_source(text: str, *, where: str, own_headers: frozenset[str] = frozens
 def check_preprocessed(text: str, *, own_files: frozenset[str], entry: str) -> None:
     """Check the candidate's own tokens after macro expansion; headers' lines are left out.
 
-    `text` is the output of ``g++ -E`` with line markers; `own_files` are the paths that are the
-    candidate's, as the markers spell them.
+    `text` is the output of ``g++ -E`` with line markers. `own_files` are the candidate's paths as
+    the markers spell them.
 
     Raises
     ------

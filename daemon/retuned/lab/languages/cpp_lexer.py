@@ -1,6 +1,6 @@
-"""C++ as its checkers read it, whatever it is compiled for: lines, directives, tokens, attributes.
+"""C++ lexer of the contract checks: lines, directives, tokens, attributes.
 
-Each language adds its lists: which headers and pragmas, which words, which names of compilers.
+Each language adds its lists of headers, pragmas, words and compiler names.
 """
 
 from __future__ import annotations
@@ -45,16 +45,14 @@ _RAW_STRING = re.compile(r'(?<![A-Za-z0-9_])(?:u8|u|U|L)?R"')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRules:
-    """What the text of a language may hold."""
+    """Allowed contents of a language's text."""
 
     headers: frozenset[str]
-    """Headers in angle brackets."""
     pragmas: re.Pattern[str]
-    """What may follow ``#pragma``."""
 
 
 class ContractViolated(CandidateError):
-    """The source steps outside the contract; it was neither compiled nor run."""
+    """The source violates the contract; it was neither compiled nor run."""
 
     def __init__(self, detail: str) -> None:
         super().__init__("contract-violated", detail=detail)
@@ -74,7 +72,7 @@ def tokens_of(text: str) -> list[str]:
 def check_text(
     text: str, rules: TextRules, *, where: str, own_headers: frozenset[str] = frozenset()
 ) -> str:
-    """Check one file as written, and return it without its comments.
+    """Check one file as written, and return it without comments.
 
     `own_headers` are files that it may include by ``"name"``.
 
@@ -105,13 +103,6 @@ def check_text(
 def check_line(
     line: str, rules: TextRules, *, where: str, own_headers: frozenset[str] = frozenset()
 ) -> None:
-    """Check one line without comments: no disguises, and only directives that are allowed.
-
-    Raises
-    ------
-    ContractViolated
-        If it holds something else.
-    """
     if any(pair in line for pair in _DIGRAPHS) or _RAW_STRING.search(line):
         raise ContractViolated(f"{where}: digraphs and raw strings are not allowed")
     if not line.startswith("#"):
@@ -143,12 +134,12 @@ def check_line(
 
 
 def check_attributes(tokens: list[str], *, allowed: frozenset[str]) -> None:
-    """Refuse attributes that are not on a list; those that name sections or symbols never are.
+    """Refuse attributes outside the list, such as those that name sections or symbols.
 
     Raises
     ------
     ContractViolated
-        On the first.
+        On the first violation.
     """
     for index, token in enumerate(tokens):
         if token == "__attribute__":
@@ -164,7 +155,7 @@ def check_attributes(tokens: list[str], *, allowed: frozenset[str]) -> None:
 
 
 def _names_at_depth(tokens: list[str], opening: str, closing: str, *, depth: int) -> Iterator[str]:
-    """Yield words right inside `depth` brackets; arguments lie deeper or in parentheses."""
+    """Yield words directly inside `depth` brackets, without arguments."""
     level = arguments = 0
     for token in tokens:
         if token == opening:

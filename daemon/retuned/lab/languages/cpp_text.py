@@ -1,4 +1,4 @@
-"""C++ text without its comments, read exactly as the compiler reads it."""
+"""C++ text without comments, as the compiler reads it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ _PIECE = re.compile(
     r"|[A-Za-z_]\w*"
     r"|[^\"'\w/]+"
 )
-"""What is stepped over in one piece. Numbers and names are among it, because in ``1'000`` and
-``u8'x'`` the same mark means different things: who mistakes one for the other sees a comment where
-the compiler sees an include."""
+"""Tokens that are skipped as one piece.
+
+Numbers and names are included, because in ``1'000`` and ``u8'x'`` the same mark has different
+meanings. A wrong choice would see a comment where the compiler sees an include.
+"""
 _SPLICE = re.compile(r"\\[ \t]*\n")
 
 

@@ -1,8 +1,8 @@
-"""Compile a C++ candidate into one audited shared object, or say why not.
+"""Compiles a C++ candidate into one audited shared object, or refuses it with a reason.
 
 Order: static contract on the text, contract again after macro expansion, compile, audit of the
-binary. Every compiler run is a killable child with limits on time, memory and file size, an empty
-environment and a private folder: the compiler reads what a stranger wrote.
+binary. The source is untrusted, so every compiler run is a killable child with limits on time,
+memory and file size, an empty environment and a private folder.
 """
 
 from __future__ import annotations
@@ -60,9 +60,11 @@ wait $compiler; code=$?
 kill -9 $guard
 exit $code
 """
-"""The shell sets limits and starts the compiler; all words go in as arguments. Its stdin is a pipe
-that ends when whoever compiles dies, even by SIGKILL: then the whole group is killed, because an
-orphan would hold a core that the next experiment measures on."""
+"""Shell script that sets limits and starts the compiler; all words are passed as arguments.
+
+Its stdin is a pipe that closes when the parent dies, even by SIGKILL. Then the script kills the
+whole group, because an orphan would hold a core that the next experiment measures on.
+"""
 _PARAM_NAME = re.compile(r"[A-Z][A-Z0-9_]{0,31}")
 _PARAM_VALUE = re.compile(r"-?[0-9]{1,9}|[a-zA-Z][a-zA-Z0-9_]{0,31}")
 
@@ -74,19 +76,17 @@ class Compiled:
     path: Path
     """The file, named by its content key in the cache folder."""
     sha256: str
-    """Hex digest of the file."""
     cached: bool
-    """Whether it was there already."""
 
 
 @cache
 def cpu_environment() -> Environment:
-    """Describe this machine as evidence is bound to it: processor, compiler and flags that round.
+    """Describe this machine for evidence: processor, compiler and flags that affect rounding.
 
     Raises
     ------
     MissingDependency
-        If there is no C++ compiler.
+        If a C++ compiler is not installed.
     """
     return Environment(
         arch=f"cpu:{_processor()}",
@@ -107,9 +107,9 @@ def compile_solution(
     CompileFailed
         If the compiler refuses it, dies or exceeds its limits (reason ``compile-failed``).
     BinaryAuditFailed
-        If the compiled object holds what a kernel has no use for.
+        If the compiled object holds something that a kernel does not need.
     MissingDependency
-        If there is no C++ compiler.
+        If a C++ compiler is not installed.
     """
     limits = limits or CompileLimits()
     check_contract(solution)
@@ -127,13 +127,6 @@ def compile_solution(
 
 
 def check_contract(solution: Solution) -> None:
-    """Check text and parameters of a solution, without running anything.
-
-    Raises
-    ------
-    ContractViolated
-        On the first violation.
-    """
     if solution.language is not Language.CPU_CPP:
         raise ContractViolated(f"language {solution.language} is not {Language.CPU_CPP}")
     for name, value in solution.params.items():
@@ -152,7 +145,7 @@ def _compile(solution: Solution, folder: Path, limits: CompileLimits) -> Path:
         (folder / source.path).write_text(source.content, encoding="utf-8")
     main = solution.sources[0].path
     defines = [f"-D{name}={value}" for name, value in sorted(solution.params.items())]
-    # What was checked is what is compiled: macros are expanded once.
+    # The checked text is the compiled text: macros are expanded once.
     _run([*_FLAGS, *defines, "-E", "-o", "expanded.ii", main], folder, limits)
     own = frozenset(source.path for source in solution.sources)
     own |= {f"./{name}" for name in own}
@@ -205,7 +198,7 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _sanitised(path: Path, folder: Path) -> str:
-    """First lines of the compiler's complaints: no paths of this machine, no control characters."""
+    """First lines of the compiler's errors: no paths of this machine, no control characters."""
     with path.open("rb") as stream:
         text = stream.read(8192).decode("utf-8", "replace").replace(str(folder) + "/", "")
     lines = [line for line in text.splitlines() if "error" in line or "Killed" in line]

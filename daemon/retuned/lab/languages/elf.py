@@ -1,8 +1,8 @@
-"""Audit of a compiled variant: what the shared object contains, read from its own bytes.
+"""ELF audit of a compiled variant: contents of the shared object, read from its bytes.
 
-The text of a source can be disguised; the linker's output cannot. A variant may compute and call a
-few mathematical functions. Anything that runs at load time, keeps state between launches, reaches
-the operating system or replaces someone else's symbol shows here.
+A source text can be disguised; the linker's output cannot. A variant may compute and call a few
+mathematical functions. The audit finds anything that runs at load time, keeps state between
+launches, reaches the operating system or replaces another symbol.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ ALLOWED_IMPORTS = frozenset(
     {name + suffix for name in _MATH.split() for suffix in ("", "f")}
     | {"memcpy", "memmove", "memset", "memcmp"}
 )
-"""Undefined symbols a variant may have."""
 _ALLOWED_LIBRARIES = frozenset({"libm.so.6", "libc.so.6", "libm.so", "libc.so"})
 # Read-only after relocation, written by the loader only.
 _RELRO = frozenset({".dynamic", ".got", ".got.plt", ".data.rel.ro", ".data.rel.ro.local"})
@@ -48,7 +47,7 @@ _PT_LOAD, _PT_INTERP, _PT_GNU_STACK = 1, 3, 0x6474E551
 
 
 class BinaryAuditFailed(CandidateError):
-    """The compiled variant holds something that a kernel has no use for."""
+    """The compiled variant holds something that a kernel does not need."""
 
     def __init__(self, detail: str) -> None:
         super().__init__("binary-audit-failed", detail=detail)
@@ -78,7 +77,7 @@ def audit(path: Path, *, entry: str) -> None:
     Raises
     ------
     BinaryAuditFailed
-        On the first finding, or if the file is no 64-bit little-endian ELF shared object.
+        On the first finding, or if the file is not a 64-bit little-endian ELF shared object.
     """
     data = path.read_bytes()
     try:

@@ -1,7 +1,7 @@
-"""The GPU of this machine, as evidence is bound to it; asked in a process of its own.
+"""GPU of this machine, as part of the environment of evidence, queried in a separate process.
 
-The lab's process never imports PyTorch: it would hold device memory, and its children must be able
-to fork from a process that did not touch the device.
+The lab's process must not import PyTorch: it would hold device memory, and children must fork from
+a process that did not touch the device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from retuned.contract import Environment
 from retuned.errors import MissingDependency
 
 INTERPRETED = "interpreter"
-"""Architecture where there is no GPU: kernels are interpreted, and times mean nothing."""
+"""Architecture without a GPU: kernels are interpreted, and times are meaningless."""
 NUMERICS = (
     "TRITON_DEFAULT_FP_FUSION",
     "TRITON_F32_DEFAULT",
@@ -30,7 +30,7 @@ NUMERICS = (
     "AMDGCN_USE_BUFFER_OPS",
     "DISABLE_LLVM_OPT",
 )
-"""Variables that change what Triton compiles; children inherit them and evidence names them."""
+"""Variables that change Triton's output; children inherit them and evidence names them."""
 _DEVICES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd", "/dev/dxg")
 _VISIBLE = (
     "CUDA_VISIBLE_DEVICES",
@@ -70,25 +70,20 @@ class Gpu:
     """The first visible GPU."""
 
     name: str
-    """As the vendor calls it."""
     arch: str
-    """``sm_90``, ``gfx942``."""
     driver: str
-    """Kernel driver's version."""
     runtime: str
     """CUDA or ROCm version of PyTorch."""
     memory_bytes: int
-    """Of the device."""
     cache_bytes: int
-    """Last-level cache that the device admits to; 0 where unknown."""
+    """Last-level cache that the device reports; 0 where unknown."""
     units: int
-    """Multiprocessors or compute units."""
     shared_bytes: int
-    """Most shared memory of a program; 0 where unknown."""
+    """Maximum of shared memory per program; 0 where unknown."""
 
     @property
     def target(self) -> tuple[str, int | str, int]:
-        """Backend, architecture and lanes, as Triton's ``GPUTarget`` wants them."""
+        """Backend, architecture and lanes, as in Triton's ``GPUTarget``."""
         return target_of(self.arch)
 
 
@@ -107,12 +102,12 @@ def target_of(arch: str) -> tuple[str, int | str, int]:
 
 @cache
 def find_gpu() -> Gpu | None:
-    """Return this machine's GPU; None where there is none or PyTorch cannot use it.
+    """Return this machine's GPU; None without one, or if PyTorch cannot use it.
 
     Raises
     ------
     MissingDependency
-        If there is a GPU and the process that looks at it fails.
+        If there is a GPU and the query process fails.
     """
     if not any(Path(path).exists() for path in _DEVICES):
         return None
@@ -134,7 +129,6 @@ def find_gpu() -> Gpu | None:
 
 
 def shared_limit(arch: str) -> int | None:
-    """Return the most shared memory of a program, where the device itself says so."""
     gpu = find_gpu()
     if gpu is not None and gpu.arch == arch and gpu.shared_bytes:
         return gpu.shared_bytes
@@ -143,7 +137,7 @@ def shared_limit(arch: str) -> int | None:
 
 @cache
 def gpu_environment() -> Environment:
-    """Describe this machine's GPU and the compilers; the interpreter where there is none.
+    """Describe this machine's GPU and the compilers; the interpreter without a GPU.
 
     Raises
     ------
@@ -167,7 +161,6 @@ def gpu_environment() -> Environment:
 
 
 def variables() -> dict[str, str]:
-    """Return the variables that a process which drives the device gets; nothing else is passed."""
     base = {"LC_ALL": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin"}
     named: Mapping[str, str] = os.environ
     return base | {name: named[name] for name in (*_VISIBLE, *NUMERICS) if name in named}

@@ -1,4 +1,4 @@
-"""Compiles GPU C++ with whichever compiler there is, in a process of its own."""
+"""Compiles GPU C++ with an installed compiler, in a separate process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from retuned.lab.languages.gpu_compilers import Compiler
 from retuned.lab.languages.limits import CompileLimits
 
 LIMITS = CompileLimits(wall_s=240.0, cpu_s=50, memory_bytes=8 * 2**30, file_bytes=64 * 2**20)
-"""Bounds of one compilation."""
 _PROGRAM = Path(__file__).with_name("gpu_cpp_build.py")
 
 
@@ -30,20 +29,8 @@ def compile_source(
 ) -> bytes:
     """Compile one source to an object.
 
-    Parameters
-    ----------
-    compiler
-        Which.
-    text
-        The source; it met the contract.
-    stem
-        Its name without an ending, for messages.
-    headers
-        Text of what it may include, by name.
-    options
-        Of the compiler.
-    limits
-        Bounds of its process.
+    `text` must have passed the contract. `stem` is its name without an ending, for messages;
+    `headers` holds the texts that it may include, by name.
 
     Raises
     ------
@@ -73,7 +60,7 @@ def compile_source(
 
 @cache
 def version_of(compiler: Compiler) -> str:
-    """Return a compiler's name and version, as it says itself.
+    """Return a compiler's name and version, as it reports them.
 
     Raises
     ------
@@ -92,6 +79,6 @@ def _task(compiler: Compiler) -> dict[str, Any]:
 
 
 def _complaint(text: str) -> str:
-    """Return what a compiler said, its errors before its warnings."""
+    """Return a compiler's output, errors before warnings."""
     lines = [line for line in text.splitlines() if "error" in line]
     return complaint(" | ".join(lines[:3]) or text)

@@ -1,8 +1,8 @@
-"""Finds what compiles C++ for GPUs on a machine without one: NVRTC, hipRTC, or clang.
+"""Finds GPU C++ compilers on a machine without a GPU: NVRTC, hipRTC, or clang.
 
-NVRTC comes with PyTorch for CUDA, hipRTC with ROCm and PyTorch for it; where neither is, a clang
-that knows AMD's GPUs will do. Nothing is loaded into this process: versions are asked in the
-compiler's own.
+NVRTC comes with PyTorch for CUDA, hipRTC with ROCm and its PyTorch. Without either, a clang that
+supports AMD's GPUs is used. This process loads none of them: versions are queried in the compiler's
+process.
 """
 
 from __future__ import annotations
@@ -30,15 +30,13 @@ NVIDIA_OPTIONS = (
     "--extra-device-vectorization",
     "--no-source-include",
 )
-"""Options of NVRTC; those that round are among them, so all belong to the environment."""
+"""Options of NVRTC; some affect rounding, so all belong to the environment."""
 AMD_OPTIONS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-fast-math")
-"""Options of hipRTC and clang."""
 CLANG_OPTIONS = (
     *("-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-nogpuinc", "-nogpulib"),
     "-fuse-cuid=none",
     *("-fno-exceptions", "-fno-rtti", "-ferror-limit=3", "-w", "-I."),
 )
-"""What clang needs beside."""
 _NVRTC = re.compile(r"libnvrtc\.so\.(\d+)(\.\d+)*")
 _HIPRTC = re.compile(r"libhiprtc\.so(\.\d+)*")
 _CLANGS = ("amdclang++", *(f"clang-{version}" for version in range(22, 16, -1)), "clang")
@@ -47,15 +45,10 @@ _ROCM = "/opt/rocm"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiler:
-    """One compiler."""
-
     kind: Kind
-    """Which interface it has."""
     path: str
-    """Library or program."""
 
     def options(self, arch: str, *, threads: int) -> tuple[str, ...]:
-        """Return its options for an architecture and a block of so many threads."""
         if self.kind == "nvrtc":
             return (f"--gpu-architecture={arch}", *NVIDIA_OPTIONS)
         bound = f"--gpu-max-threads-per-block={threads}"
@@ -64,12 +57,12 @@ class Compiler:
 
 
 def compiler_for(arch: str) -> Compiler:
-    """Return what compiles for an architecture here.
+    """Return an installed compiler for an architecture.
 
     Raises
     ------
     MissingDependency
-        If nothing does; says what to install.
+        If there is none; the message names what to install.
     """
     if arch.startswith("sm_"):
         library = find_nvrtc()
@@ -93,7 +86,6 @@ def compiler_for(arch: str) -> Compiler:
 
 @cache
 def find_nvrtc() -> Path | None:
-    """Return the newest libnvrtc: of the wheels that PyTorch loads, else of the CUDA toolkit."""
     folders = [
         folder
         for path in sys.path
@@ -106,7 +98,6 @@ def find_nvrtc() -> Path | None:
 
 @cache
 def find_hiprtc() -> Path | None:
-    """Return the newest libhiprtc: PyTorch's own, else ROCm's."""
     folders = [Path(path) / "torch/lib" for path in sys.path if path]
     rocm = os.environ.get("ROCM_PATH") or _ROCM
     return _newest(_HIPRTC, folders) or _newest(_HIPRTC, _library_folders(rocm))
@@ -114,7 +105,6 @@ def find_hiprtc() -> Path | None:
 
 @cache
 def find_clang() -> str | None:
-    """Return a clang that may compile for AMD's GPUs: ROCm's, else the system's newest."""
     rocm = os.environ.get("ROCM_PATH") or _ROCM
     where = os.pathsep.join([f"{rocm}/llvm/bin", os.environ.get("PATH", os.defpath)])
     return next(filter(None, (shutil.which(name, path=where) for name in _CLANGS)), None)

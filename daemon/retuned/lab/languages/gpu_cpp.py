@@ -1,8 +1,8 @@
-"""Check and compile a GPU C++ candidate for either vendor, or say why not; nothing of it runs here.
+"""Checks and compiles a GPU C++ candidate for either vendor, without running it.
 
 Order: static contract on the text (gate G1), compile for the device's architecture in a limited
-process, audit of what came out (gate G2). Without a GPU it is compiled for another machine's, so
-that a source that no GPU could run is refused before anybody's time is spent on it.
+process, audit of the object (gate G2). Without a GPU it is compiled for another architecture, so
+that a source that no GPU could run is refused before it uses GPU time.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from retuned.lab.subject import numpy_dtype
 from retuned.runtime.native.gpu_bind import LaunchShape
 
 FALLBACK_ARCHES = ("sm_90", "gfx942")
-"""What is compiled for where there is no GPU: the first with libnvrtc, else the second."""
+"""Architectures without a GPU: the first with libnvrtc, else the second."""
 _FORMAT = 1
-"""Of what is kept beside a compiled source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,17 +36,12 @@ class GpuCppBuilt:
     """A source that passed contract and audit."""
 
     path: Path
-    """The object, named by its content key in the cache folder."""
     sha256: str
-    """Hex digest of the file."""
     arch: str
-    """What it was compiled for."""
     report: AuditReport
-    """The audit of the object."""
 
     @property
     def note(self) -> str:
-        """The figures in one sentence."""
         head = f"compiled for {self.arch}: {self.report.sentence}"
         return "; ".join([head, *self.report.notes])
 
@@ -64,22 +58,9 @@ def build(
 ) -> GpuCppBuilt:
     """Check, compile and audit one solution; cached by content, compiler and architecture.
 
-    Parameters
-    ----------
-    solution
-        What to build.
-    definition
-        What it computes.
-    cache_dir
-        Private folder.
-    shapes
-        Variable axes it will run at; the grid is checked there.
-    limits
-        Bounds of the compiler.
-    arch
-        Architecture; None takes this machine's GPU, or else one of `FALLBACK_ARCHES`.
-    audit_limits
-        A policy's, for scratch and spilled registers.
+    The grid is checked at the variable axes `shapes`. `arch` of None uses this machine's GPU, or
+    else one of `FALLBACK_ARCHES`. `audit_limits` are a policy's limits of scratch and spilled
+    registers.
 
     Raises
     ------
@@ -90,10 +71,9 @@ def build(
     BinaryAuditFailed
         If the object cannot be read.
     CandidateError
-        With reason ``binary-audit-failed`` or ``over-limit`` if the object calls or keeps what a
-        kernel has no use for, or wants more than a block may have.
+        With reason ``binary-audit-failed`` or ``over-limit``.
     MissingDependency
-        If nothing here compiles for the architecture.
+        If no installed compiler supports the architecture.
     """
     shape = check_contract(solution, definition, shapes=shapes)
     arch = arch or default_arch()
@@ -134,7 +114,7 @@ def audit_solution(
     BinaryAuditFailed
         If the object cannot be read.
     MissingDependency
-        If nothing here compiles for the architecture.
+        If no installed compiler supports the architecture.
     """
     shape = check_contract(solution, definition, shapes=shapes)
     made = _compile(solution, compiler_for(arch), arch, shape, limits or LIMITS)
@@ -142,7 +122,6 @@ def audit_solution(
 
 
 def launch_of(solution: Solution, definition: Definition) -> dict[str, Any]:
-    """Return what the child needs to launch a solution, as plain JSON."""
     tensors = {**definition.inputs, **definition.outputs}
     return {
         "language": str(Language.GPU_CPP),
@@ -157,7 +136,6 @@ def launch_of(solution: Solution, definition: Definition) -> dict[str, Any]:
 
 
 def default_arch() -> str:
-    """Return this machine's architecture, or one that can be compiled for without a GPU."""
     gpu = find_gpu()
     if gpu is not None:
         return gpu.arch
@@ -166,7 +144,7 @@ def default_arch() -> str:
 
 @cache
 def gpu_cpp_environment() -> Environment:
-    """Describe this machine's GPU and the compiler; the architecture of none where there is none.
+    """Describe this machine's GPU and the compiler for evidence.
 
     Raises
     ------

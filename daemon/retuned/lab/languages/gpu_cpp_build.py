@@ -1,8 +1,8 @@
-"""Compiles one GPU C++ source without a GPU; run as a program of its own.
+"""Compiles one GPU C++ source without a GPU; runs as a separate program.
 
-The compiler reads what a stranger wrote, so it runs in a process with limits that its parent kills.
-One JSON object comes in on stdin, one goes out on stdout. NVRTC and hipRTC have the same interface
-under different names; clang is started in the folder this runs in.
+The source is untrusted, so the parent runs this process with limits and kills it when needed. One
+JSON object comes in on stdin, one goes out on stdout. NVRTC and hipRTC have the same interface
+under different names; clang is started in the working folder.
 """
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ _CODE = {"nvrtc": ("GetCUBINSize", "GetCUBIN"), "hiprtc": ("GetCodeSize", "GetCo
 
 
 class _Failed(Exception):
-    """The compiler said no; the text is its own."""
+    """The compiler failed; the text is its output."""
 
 
 def main() -> None:
-    """Read the task, compile or tell the version, answer."""
     task = json.load(sys.stdin)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != task["parent"]:  # nobody waits for the answer
+    if os.getppid() != task["parent"]:  # the parent is gone
         return
     for which, bound in (
         (resource.RLIMIT_AS, task["memory_bytes"]),
@@ -57,7 +56,6 @@ def main() -> None:
 
 
 def _library(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Compile by a library with NVRTC's interface."""
     kind = task["kind"]
     library = ctypes.CDLL(task["path"])
 
@@ -112,7 +110,7 @@ def _expect(code: int, name: str) -> None:
 
 
 def _clang(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Compile by a program, in this folder, which is empty and goes away."""
+    """Compile by a program in this folder, which is empty and temporary."""
     if not task["source"]:
         done = subprocess.run([task["path"], "--version"], capture_output=True, check=False)
         words = done.stdout.decode("utf-8", "replace").split()
@@ -132,7 +130,6 @@ def _clang(task: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unbundled(data: bytes) -> bytes:
-    """Return the device's part of what AMD's tools may wrap in a bundle."""
     if not data.startswith(_BUNDLE):
         return data
     at = len(_BUNDLE) + 8

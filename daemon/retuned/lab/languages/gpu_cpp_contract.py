@@ -1,9 +1,9 @@
-"""The static contract of GPU C++: an allow-list over the text, before any compiler sees it.
+"""GPU C++ contract: a static allow-list over the text, before any compiler reads it.
 
-The compilers of GPUs cannot be asked what macros become, so macros are held so that it does not
-matter: no token can be made of others, and what declares something may not stand in a macro. Every
-token that a compiler will see is in the text, and is checked there. What slips past meets the audit
-of the compiled object (``lab.audit``), which trusts no text at all.
+GPU compilers cannot report macro expansions, so macros are restricted: they may not build tokens of
+others, and may not hold declarations. Every token that a compiler will see is in the text and is
+checked. Code that passes by mistake is caught by the audit of the compiled object (``lab.audit``),
+which ignores the text.
 """
 
 from __future__ import annotations
@@ -34,14 +34,13 @@ def _words(text: str) -> frozenset[str]:
 
 
 HEADER = "retuned_device.h"
-"""The one header of a device source."""
 MATH = _words(
     """fabsf sqrtf expf exp2f expm1f logf log2f log10f log1pf floorf ceilf truncf rintf roundf fmaxf
     fminf fmaf fmodf powf tanhf sinhf coshf sinf cosf tanf asinf acosf atanf atan2f erff erfcf
     rsqrtf cbrtf copysignf ldexpf fabs sqrt exp exp2 log log2 floor ceil trunc rint fmax fmin fma
     pow tanh sin cos erf rsqrt min max abs"""
 )
-"""Functions that both vendors' compilers know without a header; clang alone knows a dozen."""
+"""Functions that both vendors' compilers provide without a header; clang alone has a dozen."""
 ATOMICS = _words(
     """atomicAdd atomicMax atomicMin atomicAnd atomicOr atomicXor atomicExch atomicCAS"""
 )
@@ -59,13 +58,12 @@ _RESERVED = _words(
 _DECLARING = _words(
     """extern static __device__ __global__ __shared__ __launch_bounds__ template operator"""
 )
-"""Words that no macro may hold: their neighbours decide what they do."""
+"""Words that a macro must not hold, because their meaning depends on their neighbours."""
 _CALLING = _words(
     """if for while switch return sizeof alignof alignas decltype static_assert operator constexpr
     __launch_bounds__ __align__ catch noexcept void float double int unsigned bool char short long
     index_t i8 u8 i32 bf16 fp16 fp8_e4m3fn fp8_e4m3fnuz __syncthreads"""
 )
-"""Words that may stand before a parenthesis without being anybody's function."""
 _NOT_A_TYPE = _words("return else case do sizeof")
 _PARAM_NAME = re.compile(r"[A-Z][A-Z0-9_]{0,31}")
 _PARAM_VALUE = re.compile(r"-?[0-9]{1,9}|[a-zA-Z][a-zA-Z0-9_]{0,31}")
@@ -80,14 +78,14 @@ def header_text() -> str:
 
 @cache
 def header_names() -> frozenset[str]:
-    """Every name in the header: candidates may call them, and may not define macros of them."""
+    """Names in the header: candidates may call them, and may not define macros of them."""
     return frozenset(re.findall(r"[A-Za-z_]\w*", without_comments(header_text())))
 
 
 def check_contract(
     solution: Solution, definition: Definition, *, shapes: Sequence[Mapping[str, int]] = ()
 ) -> LaunchShape:
-    """Gate G1: text, entry, parameters, and grid and block at every shape; nothing is compiled.
+    """Gate G1: text, entry, parameters, and grid and block at every shape; it does not compile.
 
     Raises
     ------
@@ -124,11 +122,10 @@ def _check_params(params: Mapping[str, int | str], definition: Definition) -> No
         if name in header_names() and name not in ("BLOCK_X", "BLOCK_Y", "BLOCK_Z"):
             raise ContractViolated(f"parameter {name} has the name of something in {HEADER}")
         if str(value) in _FORBIDDEN | _DECLARING:
-            raise ContractViolated(f"parameter {name}={value} is no value")
+            raise ContractViolated(f"parameter {name}={value} is not a value")
 
 
 def _checked_tokens(solution: Solution, names: Sequence[str]) -> list[str]:
-    """Check every file, and return the tokens of all."""
     tokens: list[str] = []
     directives: list[str] = []
     for source in solution.sources:
@@ -161,7 +158,7 @@ def _checked_tokens(solution: Solution, names: Sequence[str]) -> list[str]:
 
 
 def _checked_directive(line: str, *, where: str) -> list[str]:
-    """Hold macros so that what they become need not be known; return the line's tokens."""
+    """Restrict macros so that their expansion does not matter; return the line's tokens."""
     word, _, rest = line[1:].strip().partition(" ")
     tokens = tokens_of(rest)
     if word == "include":
@@ -170,7 +167,7 @@ def _checked_directive(line: str, *, where: str) -> list[str]:
         raise ContractViolated(f"{where}: a macro may not make tokens")
     for token in tokens:
         if token in _FORBIDDEN or token in _DECLARING or token.startswith(('"', "'")):
-            raise ContractViolated(f"{where}: '{token[:40]}' may not stand in a directive")
+            raise ContractViolated(f"{where}: '{token[:40]}' is not allowed in a directive")
         if _is_reserved(token):
             raise ContractViolated(f"{where}: name '{token[:60]}' is reserved")
     if word in ("define", "undef") and tokens and tokens[0] in header_names():
@@ -195,9 +192,9 @@ def _check_token(tokens: list[str], index: int, token: str, *, entry: str) -> No
     if token == "__global__" and tokens[max(0, index - 2) : index] != ["extern", '"C"']:
         raise ContractViolated("only the entry is __global__")
     if token == "static":
-        raise ContractViolated("static is not allowed: a kernel keeps nothing")
+        raise ContractViolated("static is not allowed: a kernel must not keep state")
     if token == "__device__" and not _is_function(tokens, index):
-        raise ContractViolated("__device__ is only for functions: a kernel keeps nothing")
+        raise ContractViolated("__device__ is only for functions: a kernel must not keep state")
     if token == "__shared__" and tokens[index + 1 : index + 2] == ["static"]:
         raise ContractViolated("'__shared__ static' is not allowed")
     if _is_reserved(token):
@@ -207,7 +204,7 @@ def _check_token(tokens: list[str], index: int, token: str, *, entry: str) -> No
 def _check_call(
     tokens: list[str], index: int, token: str, *, called: frozenset[str] | set[str]
 ) -> None:
-    """Only functions of this file, of our header, and mathematics."""
+    """Allow only functions of this file, of our header, and mathematics."""
     if tokens[index + 1 : index + 2] != ["("] or not (token[0].isalpha() or token[0] == "_"):
         return
     if token not in called and token not in _CALLING:
@@ -217,7 +214,7 @@ def _check_call(
 
 
 def _check_file_scope(tokens: Sequence[str]) -> None:
-    """Outside functions nothing holds a value: compilers make variables even of constants."""
+    """Forbid values outside functions: compilers make variables even of constants."""
     depth = angles = 0
     first = ""  # word of the statement
     for before, token in pairwise([";", *tokens]):
@@ -232,7 +229,6 @@ def _check_file_scope(tokens: Sequence[str]) -> None:
 
 
 def _declared(tokens: Sequence[str]) -> set[str]:
-    """Return names that stand after a word and before a parenthesis or a value."""
     found = set()
     for before, name, after in zip(tokens, tokens[1:], tokens[2:], strict=False):
         is_name = name[0].isalpha() or name[0] == "_"
@@ -255,7 +251,7 @@ def _is_reserved(token: str) -> bool:
 
 
 def _is_room(tokens: Sequence[str], index: int) -> bool:
-    """Whether ``extern __shared__ [__align__(16)] TYPE NAME[];`` stands here."""
+    """Whether the tokens here are ``extern __shared__ [__align__(16)] TYPE NAME[];``."""
     rest = list(tokens[index + 1 : index + 12])
     if rest[:1] != ["__shared__"]:
         return False
@@ -272,7 +268,7 @@ def _uses_dynamic_shared(tokens: Sequence[str]) -> bool:
 
 
 def _is_function(tokens: Sequence[str], index: int) -> bool:
-    """Whether what follows ``__device__`` is a name with a parenthesis before anything else."""
+    """Whether ``__device__`` is followed by a name with a parenthesis before other tokens."""
     for token in tokens[index + 1 :]:
         if token == "(":
             return True
@@ -282,6 +278,5 @@ def _is_function(tokens: Sequence[str], index: int) -> bool:
 
 
 def _in_assertion(tokens: Sequence[str], index: int) -> bool:
-    """Whether a text is the message of a static_assert."""
     before = tokens[max(0, index - 64) : index]
     return tokens[index + 1 : index + 2] == [")"] and "static_assert" in before

@@ -1,4 +1,4 @@
-"""The entry of a device source: its head, and parameters of the definition's types in its order."""
+"""Entry check of a device source: its head, and parameters in the definition's types and order."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ _TYPES: Mapping[DType, tuple[str, ...]] = {
     DType.UINT8: ("u8", "unsigned char"),
     DType.BOOL: ("bool",),
 }
-"""How an element type is spelled in the entry's parameters, the usual way first."""
 _AXIS_TYPES = ("index_t", "long long")
 
 
 def check_entry(tokens: list[str], solution: Solution, definition: Definition) -> None:
-    """Check that the entry takes pointers of the definition's types, then every axis as index_t.
+    """Require pointers of the definition's types, then every axis as index_t.
 
     Raises
     ------
     ContractViolated
-        If it takes something else.
+        If its parameters differ.
     """
     places = [at for at, token in enumerate(tokens) if token == "__global__"]
     if len(places) != 1:
@@ -82,13 +81,12 @@ def _fits(words: list[str], types: tuple[str, ...], *, pointer: bool, constant: 
 
 
 def is_entry(tokens: Sequence[str], index: int, entry: str) -> bool:
-    """Whether ``extern "C" __global__ void ENTRY(`` stands here."""
     head = [token for token, _ in _entry_head(tokens, index)]
     return head[:4] == ["extern", '"C"', "__global__", "void"] and head[4:6] == [entry, "("]
 
 
 def _entry_head(tokens: Sequence[str], index: int) -> Iterator[tuple[str, int]]:
-    """Yield the six tokens of an entry's head with their places, launch bounds left out."""
+    """Yield the six tokens of an entry's head with their positions, without launch bounds."""
     at, found = index, 0
     while at < len(tokens) and found < 6:
         if tokens[at] == "__launch_bounds__":
@@ -99,7 +97,6 @@ def _entry_head(tokens: Sequence[str], index: int) -> Iterator[tuple[str, int]]:
 
 
 def _closing(tokens: Sequence[str], opening: int) -> int:
-    """Return the place of the parenthesis that closes the one at `opening`."""
     depth = 0
     for at in range(opening, len(tokens)):
         depth += (tokens[at] == "(") - (tokens[at] == ")")

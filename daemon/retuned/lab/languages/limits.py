@@ -1,4 +1,4 @@
-"""Bounds of a compiler that reads what a stranger wrote."""
+"""Compiler limits for untrusted source."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ class CompileLimits:
     """Bounds of one compiler run."""
 
     wall_s: float = 180.0
-    """Killed after this: far beyond its processor time, for others may have the cores."""
+    """Killed after this; far above the processor time, because other load may have the cores."""
     cpu_s: int = 25
-    """Processor time."""
     memory_bytes: int = 3 * 2**30
-    """Address space."""
     file_bytes: int = 32 * 2**20
-    """Largest file it may write."""

@@ -1,8 +1,8 @@
-"""Check and compile a Triton candidate, or say why not; nothing of it runs here.
+"""Checks and compiles a Triton candidate, without running it.
 
 Order: static contract on the text (gate G1), compile for the device's architecture in a limited
-process, audit of what came out (gate G2). Without a GPU it is compiled for another machine's, so
-that a source that no GPU could run is refused before anybody's time is spent on it.
+process, audit of the object (gate G2). Without a GPU it is compiled for another architecture, so
+that a source that no GPU could run is refused before it uses GPU time.
 """
 
 from __future__ import annotations
@@ -27,17 +27,14 @@ from retuned.lab.languages.triton_contract import check_contract, launch_of
 from retuned.runtime.triton.plan import Plan
 
 FALLBACK_ARCH = "gfx942"
-"""What is compiled for where there is no GPU."""
 LIMITS = CompileLimits(wall_s=300.0, cpu_s=80, memory_bytes=8 * 2**30, file_bytes=64 * 2**20)
-"""Bounds of one compilation; the vendor's assembler runs under the same."""
 _PROGRAM = Path(__file__).with_name("triton_build.py")
 _ROOT = Path(__file__).resolve().parents[3]
 _SPECIALISATIONS = 4
-"""Most lengths that one candidate is compiled for here; others are compiled by the child."""
+"""Maximum of lengths that one candidate is compiled for here; the child compiles others."""
 _FORMAT = 3
-"""Of what is kept beside a compiled source."""
 _ANY_LENGTH = 128
-"""Stands for a variable axis where no shape is known."""
+"""Placeholder of a variable axis without a known shape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,19 +42,13 @@ class TritonBuilt:
     """A source that passed contract and audit."""
 
     path: Path
-    """The source, named by its content key in the cache folder."""
     sha256: str
-    """Hex digest of the file."""
     arch: str
-    """What it was compiled for."""
     figures: tuple[Mapping[str, Any], ...]
-    """Lengths and figures, per compiled specialisation."""
     reports: tuple[AuditReport, ...]
-    """The audit of each specialisation's binary."""
 
     @property
     def note(self) -> str:
-        """The figures in one sentence."""
         worst = max(self.reports, key=lambda report: (report.shared_bytes, report.registers))
         notes = dict.fromkeys(note for report in self.reports for note in report.notes)
         return "; ".join([f"compiled for {self.arch}: {worst.sentence}", *notes])
@@ -75,22 +66,9 @@ def build(
 ) -> TritonBuilt:
     """Check, compile and audit one solution; cached by content, compiler and architecture.
 
-    Parameters
-    ----------
-    solution
-        What to build.
-    definition
-        What it computes.
-    cache_dir
-        Private folder.
-    shapes
-        Variable axes it will run at; code that depends on lengths is compiled for these.
-    limits
-        Bounds of the compiler.
-    arch
-        Architecture; None takes this machine's GPU, or else `FALLBACK_ARCH`.
-    audit_limits
-        A policy's, for scratch and spilled registers.
+    Code that depends on lengths is compiled for the variable axes `shapes`. `arch` of None uses
+    this machine's GPU, or else `FALLBACK_ARCH`. `audit_limits` are a policy's limits of scratch and
+    spilled registers.
 
     Raises
     ------
@@ -99,9 +77,9 @@ def build(
     CompileFailed
         If the compiler refuses it, dies or exceeds its limits (reason ``compile-failed``).
     BinaryAuditFailed
-        If the compiled code calls or keeps what a kernel has no use for.
+        If the compiled code calls or keeps something that a kernel does not need.
     CandidateError
-        With reason ``over-limit`` if it wants more than a program may have or a policy allows.
+        With reason ``over-limit`` if it exceeds the limits of a program or of the policy.
     """
     plan = check_contract(solution, definition, shapes=shapes)
     gpu = find_gpu()
@@ -151,7 +129,7 @@ def audit_solution(
     CompileFailed
         As `build`.
     BinaryAuditFailed
-        If the compiled object cannot be read, or its text shows what its object does not.
+        If the compiled object cannot be read, or its text contradicts its object.
     """
     plan = check_contract(solution, definition, shapes=shapes)
     lengths = _specialisations(plan, definition, shapes)
@@ -168,7 +146,7 @@ def _raise(error: CandidateError | None) -> None:
 def _specialisations(
     plan: Plan, definition: Definition, shapes: Sequence[Mapping[str, int]]
 ) -> list[list[int]]:
-    """Return lengths of all axes, one per code that the compiler would make, the largest first."""
+    """Return lengths of all axes, one per compiled specialisation, the largest first."""
     given = shapes or [dict.fromkeys(definition.variable_axes, _ANY_LENGTH)]
     every = sorted((list(definition.lengths(axes).values()) for axes in given), reverse=True)
     distinct = {plan.specialisation(lengths): lengths for lengths in every}
@@ -181,7 +159,6 @@ def task_of(
     lengths: Sequence[Sequence[int]],
     arch: str,
 ) -> dict[str, Any]:
-    """Return what the compiler's process is asked: a variant at lengths of all its axes."""
     launch = launch_of(solution, definition)
     return {
         **launch,
@@ -195,7 +172,7 @@ def task_of(
 
 
 def run_compiler(task: Mapping[str, Any], limits: CompileLimits) -> list[dict[str, Any]]:
-    """Return what the compiler's process made of a task.
+    """Return the compiler's response to a task.
 
     Raises
     ------

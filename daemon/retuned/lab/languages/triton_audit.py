@@ -1,4 +1,4 @@
-"""The audit of what Triton compiled: its object file, and what its launcher adds."""
+"""Audit of Triton's output: the object file, and the launcher's additions."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from retuned.lab.languages.gpu import shared_limit
 def report_of(
     compiled: Mapping[str, Any], *, arch: str, limits: AuditLimits | None = None
 ) -> AuditReport:
-    """Audit one compiled specialisation of one step, as the compiler's process answered.
+    """Audit one compiled specialisation of one step, from the compiler's response.
 
     Raises
     ------
     BinaryAuditFailed
-        If its text calls or keeps what a kernel has no use for, or its object cannot be read.
+        If its text calls or keeps something forbidden, or its object cannot be read.
     """
     if compiled["odd"]:
         raise BinaryAuditFailed(f"the compiled kernel {'; '.join(compiled['odd'])}"[:400])
     try:
-        # Triton's shared memory is all asked for by its launcher; the object reserves none.
+        # Triton's launcher requests all shared memory; the object reserves none.
         reports = audit_object(
             base64.b64decode(compiled["object"], validate=True),
             arch=arch,
@@ -42,7 +42,6 @@ def report_of(
 
 
 def figures_of(compiled: Mapping[str, Any], report: AuditReport) -> dict[str, Any]:
-    """Return what is kept of a compiled specialisation, as plain JSON."""
     return {
         "lengths": compiled["lengths"],
         "entry": compiled["entry"],

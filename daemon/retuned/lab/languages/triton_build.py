@@ -1,8 +1,8 @@
-"""Compiles one Triton variant for a target, without that device; run as a program of its own.
+"""Compiles one Triton variant for a target without that device; runs as a separate program.
 
-The compiler reads what a stranger wrote, so it runs in a process with limits that its parent kills.
-One JSON object comes in on stdin, one goes out on stdout. Nothing is launched and no device is
-looked for: Triton compiles for any target on any machine.
+The source is untrusted, so the parent runs this process with limits and kills it when needed. One
+JSON object comes in on stdin, one goes out on stdout. It launches no kernel and queries no device:
+Triton compiles for any target on any machine.
 """
 
 from __future__ import annotations
@@ -25,17 +25,15 @@ _POINTERS = {
     "float8_e4m3fn": "*fp8e4nv", "float8_e4m3fnuz": "*fp8e4b8",
 }  # fmt: skip
 _OBJECT_MAX = 16 << 20
-"""Largest binary that is handed back."""
 _ALIGNED = [["tt.divisibility", 16]]
 _CALLS = re.compile(r"^\s*\.extern\s+\.func[^;]*?(\w+)\s*\(|\b(vprintf|__assertfail)\b", re.M)
 _HOST_CALLS = re.compile(r"__ockl_hostcall\w*|__ockl_printf\w*|__assert_fail")
 
 
 def main() -> None:
-    """Read the task, compile, answer."""
     task = json.load(sys.stdin)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != task["parent"]:  # nobody waits for the answer
+    if os.getppid() != task["parent"]:  # the parent is gone
         return
     for which, bound in (
         (resource.RLIMIT_AS, task["memory_bytes"]),
@@ -49,7 +47,7 @@ def main() -> None:
     os.dup2(2, 1)  # a compiler that prints must not write the answer
     try:
         body: dict[str, Any] = {"compiled": _all(task)}
-    except Exception as error:  # whatever a compiler raises on a stranger's source
+    except Exception as error:  # on untrusted source a compiler may raise anything
         body = {"failed": _short(error)}
     os.write(answer, json.dumps(body).encode())
 
@@ -63,7 +61,6 @@ def _all(task: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _compile(task: Mapping[str, Any], lengths: Sequence[int]) -> list[dict[str, Any]]:
-    """Compile every step at these lengths."""
     from retuned.runtime.triton.plan import plan_launches
 
     plan = plan_launches(
@@ -77,7 +74,7 @@ def _compile(task: Mapping[str, Any], lengths: Sequence[int]) -> list[dict[str, 
         steps=task.get("steps", ()),
         scratch=task.get("scratch", ()),
     )
-    # Nobody but this process can write there, and the text was checked above.
+    # Only this process can write there, and the text was checked above.
     module = _load(task["source"])
     types = [_POINTERS[dtype] for _, dtype in task["tensors"]]
     types += [_POINTERS[each.dtype] for each in plan.scratch]
@@ -141,7 +138,7 @@ def _load(source: str) -> Any:  # noqa: ANN401 - the module
 
 
 def figures(compiled: Any, lanes: int) -> dict[str, Any]:  # noqa: ANN401
-    """Return the binary, how it is launched, and what in its text a kernel has no use for."""
+    """Return the binary, its launch data, and forbidden parts of its text."""
     text = str(compiled.asm.get("ptx") or compiled.asm.get("amdgcn") or "")
     if "ptx" in compiled.asm:
         binary = compiled.asm["cubin"]

@@ -1,6 +1,6 @@
-"""The static contract of Triton candidates, and their launches as plain JSON; nothing is executed.
+"""Triton contract: a static check of candidates, and their launches as plain JSON.
 
-What a server and a child of the lab need to launch a variant is said here once.
+Servers and children of the lab use the same launch data. No candidate code runs here.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ def check_contract(
     solution: Solution, definition: Definition, *, shapes: Sequence[Mapping[str, int]] = ()
 ) -> Plan:
     """Gate G1: text, names, parameters, and the grids and scratch at every shape, of every step.
-
-    Nothing is executed.
 
     Raises
     ------
@@ -47,7 +45,7 @@ def check_contract(
 
 
 def load(solution: Solution, definition: Definition) -> TritonSteps:
-    """Import a variant into this process, as a server does; for what is trusted.
+    """Import a trusted variant into this process, as a server does.
 
     Raises
     ------
@@ -69,7 +67,6 @@ def _arguments(solution: Solution, definition: Definition) -> dict[str, Any]:
 
 
 def launch_of(solution: Solution, definition: Definition) -> dict[str, Any]:
-    """Return what the child needs to launch a solution, as plain JSON."""
     tensors = {**definition.inputs, **definition.outputs}
     return {
         **steps_of(solution),
@@ -92,13 +89,12 @@ def launch_of(solution: Solution, definition: Definition) -> dict[str, Any]:
 
 
 def steps_of(solution: Solution) -> dict[str, Any]:
-    """Return steps and scratch as plain JSON; nothing where there are none."""
     body = solution.model_dump(mode="json", include={"steps", "scratch"})
     return {name: value for name, value in body.items() if value}
 
 
 def manifest_of(solution: Solution) -> dict[str, Any]:
-    """Return what the artifact of a variant with steps or scratch says beside; else nothing.
+    """Return additional manifest fields of a variant with steps or scratch; else empty.
 
     With the source's name, a server can compute the digest of the variant itself.
     """

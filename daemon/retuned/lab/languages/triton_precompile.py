@@ -1,8 +1,7 @@
-"""What an artifact of a Triton variant brings along, so that its server need not compile.
+"""Precompiled code in a Triton artifact, so that its server need not compile.
 
-Each code is audited as it is: what a server loads is what gate G2 has looked at.
-
-Compiles what a server will load of a Triton variant, in the compiler's limited process.
+Each code is audited as it is, so a server loads exactly the code that gate G2 checked. It is
+compiled in the compiler's limited process.
 """
 
 from __future__ import annotations
@@ -39,18 +38,8 @@ def precompile(
 ) -> tuple[PrecompiledEntry, ...]:
     """Compile a variant for servers with an architecture and this version of Triton.
 
-    Parameters
-    ----------
-    solution
-        The variant.
-    definition
-        What it computes.
-    arch
-        ``sm_90``, ``gfx942``.
-    shapes
-        Variable axes it will run at. Without any, only code that no length decides is compiled.
-    limits
-        Bounds of the compiler.
+    `shapes` are the variable axes that it will run at. Without any, only code that does not depend
+    on lengths is compiled.
 
     Raises
     ------
@@ -80,15 +69,9 @@ def precompile_served(
 ) -> tuple[PrecompiledEntry, ...]:
     """Compile a variant that takes over launches of a server's own kernel.
 
-    Parameters
-    ----------
-    solution, definition, arch, limits
-        As `precompile`.
-    entry
-        Function of the source that gets a launch's own arguments.
-    intercept
-        How the artifact binds; see `retuned.runtime.intercept.rules`. Where the function is handed
-        a whole number, whose width is the launch's, nothing is compiled.
+    `entry` is the function of the source that gets a launch's own arguments. `intercept` is how the
+    artifact binds; see `retuned.runtime.intercept.rules`. If the function gets an integer argument,
+    its width depends on the launch, and no code is compiled.
 
     Raises
     ------
@@ -114,7 +97,7 @@ def served_arguments(
     Raises
     ------
     ContractViolated
-        If the source has no such function, or is outside the contract.
+        If the function is missing, or the source is outside the contract.
     """
     try:
         parameters = check_source(solution.sources[0].content, entry=entry).parameters
@@ -148,16 +131,9 @@ def _entries(
 
 
 def needed_lengths(plan: Plan, definition: Definition, shapes: Shapes) -> list[list[int]]:
-    """Return lengths of all axes, one set per code: as many as an artifact takes, largest first.
+    """Return lengths of all axes, one set per code, up to an artifact's maximum, largest first.
 
-    Parameters
-    ----------
-    plan
-        The variant's launches.
-    definition
-        What it computes.
-    shapes
-        Variable axes; without any, none are returned where code depends on them.
+    Without `shapes`, none are returned for code that depends on lengths.
     """
     every = sorted((list(definition.lengths(axes).values()) for axes in shapes), reverse=True)
     if not every:
@@ -188,12 +164,10 @@ def _entry(made: Mapping[str, Any], arch: str) -> PrecompiledEntry:
 
 
 _PATHS = "extern_libs"
-"""Field of Triton's metadata that names files of this machine; no launcher reads it."""
 _KINDS = ("cubin", "hsaco")
 
 
 def compile_entries(task: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Compile every step of a variant at all lengths of a task; return keys, codes and figures."""
     import triton
     from triton.backends.compiler import GPUTarget
 
@@ -208,7 +182,6 @@ def compile_entries(task: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _steps(task: Mapping[str, Any]) -> list[tuple[dict[str, Any], Any]]:
-    """Compile every step at all lengths, as a server does for an operator's slot."""
     from retuned.runtime.triton.launch import TritonSteps
 
     steps = TritonSteps(
@@ -233,7 +206,6 @@ def _steps(task: Mapping[str, Any]) -> list[tuple[dict[str, Any], Any]]:
 
 
 def _served(task: Mapping[str, Any]) -> list[tuple[dict[str, Any], Any]]:
-    """Compile what takes over launches of a server's kernel, as the server does for them."""
     import torch
 
     from retuned.runtime.intercept.compiled import compiled_source
@@ -273,7 +245,7 @@ def _driver(target: Any) -> Any:  # noqa: ANN401 - of Triton's interface, whatev
     from triton.backends.driver import DriverBase
 
     class Compiling(DriverBase):  # type: ignore[misc]
-        """A device that is only compiled for."""
+        """A device that is only a compile target."""
 
         def __init__(self) -> None:
             self.utils = self

@@ -1,1 +1,1 @@
-"""Client of a model's endpoint: HTTP, budget, transcript."""
+"""Language model client: HTTP, budget, transcript."""

@@ -1,10 +1,10 @@
-"""What a conversation with a model may cost, and what it has cost: tokens and money.
+"""Budget of a conversation with a model: tokens and money, reserved and spent.
 
-Before each try the most it can cost is set aside; a try that would pass the budget is not made. A
-token is at least one byte in every tokenizer there is, so the bytes of a question bound its tokens.
-Afterwards the reported usage counts; where none is reported, or one that cannot be, the bound does.
+Before each try its maximum cost is reserved; a try that could exceed the budget is not made. In
+every tokenizer a token has at least one byte, so the bytes of a question bound its tokens.
+Afterwards the reported usage counts. Without a plausible report, the bound counts.
 
-What all conversations of a state cost within a day: one file, one lock, whoever asks.
+A ledger, one file with one lock, counts the day's cost of all conversations of a state directory.
 """
 
 from __future__ import annotations
@@ -27,29 +27,23 @@ from retuned.files import make_private
 from retuned.ports import ChatRequest, Clock
 
 _MESSAGE_TOKENS = 16
-"""What a message costs beside its text: marks of who speaks."""
 _LEAST_BYTES_PER_TOKEN = 20.0
-"""A report of fewer tokens than one per so many bytes is not believed."""
+"""A report of fewer tokens than one per so many bytes is implausible."""
 
 
 class BudgetSpent(Refused):
-    """The next question might pass the budget; it was not asked."""
+    """The next question could exceed the budget; it was not sent."""
 
     code = "budget-spent"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens."""
-
     prompt_tokens: int = 0
-    """Read by the model."""
     completion_tokens: int = 0
-    """Written by the model."""
 
     @property
     def tokens(self) -> int:
-        """Return both together."""
         return self.prompt_tokens + self.completion_tokens
 
     def __add__(self, other: Usage) -> Usage:
@@ -64,9 +58,7 @@ class Prices:
     """Dollars per million tokens."""
 
     prompt_usd_per_mtok: float
-    """Of what is read."""
     completion_usd_per_mtok: float
-    """Of what is written."""
 
     def usd(self, usage: Usage) -> float:
         """Return what tokens cost.
@@ -88,7 +80,6 @@ class ChatBudget:
     """Bounds of one conversation."""
 
     max_tokens: int
-    """Read and written."""
     max_usd: float
     """Of this conversation, dollars."""
     max_usd_per_day: float = float("inf")
@@ -96,32 +87,20 @@ class ChatBudget:
 
 
 class Ledger(Protocol):
-    """What all conversations cost within 24 hours."""
+    """Cost of all conversations within 24 hours."""
 
     def reserve(self, usd: float, *, most_usd: float) -> tuple[str, float]:
-        """Set money aside in one step with the check; return the entry, or none, and the rest."""
+        """Check and reserve money atomically; return the entry, empty if refused, and the rest."""
         ...
 
-    def settle(self, name: str, usd: float) -> None:
-        """Replace what was set aside by what it came to."""
-        ...
+    def settle(self, name: str, usd: float) -> None: ...
 
 
 class RemainingBudget:
-    """What is left.
+    """The rest of a budget.
 
-    Parameters
-    ----------
-    budget
-        Bounds.
-    prices
-        Of the model.
-    spent
-        Tokens of this conversation so far, from its transcript.
-    spent_usd
-        Money of this conversation so far.
-    ledger
-        Of all conversations; None where nobody else spends from this budget.
+    `spent` and `spent_usd` are tokens and money of this conversation so far, from its transcript.
+    `ledger` is None if no other conversation spends from this budget.
     """
 
     def __init__(
@@ -141,14 +120,14 @@ class RemainingBudget:
         self._entry = ""
 
     def admit(self, bound: Usage) -> None:
-        """Allow a try that costs at most `bound`, and set the day's money aside for it.
+        """Allow a try that costs at most `bound`, and reserve its money in the ledger.
 
         Raises
         ------
         BudgetSpent
-            If it might pass a bound; says which, and what is left of it.
+            If it might exceed a bound; the message names it and the rest.
         HarnessError
-            If the day's ledger cannot be kept.
+            If the day's ledger cannot be written.
         """
         budget, usd = self._budget, self.prices.usd(bound)
         left = budget.max_tokens - self.spent.tokens
@@ -165,7 +144,6 @@ class RemainingBudget:
                 raise _spent(usd, left_usd, budget.max_usd_per_day, "24 hours")
 
     def pay(self, usage: Usage) -> float:
-        """Count what a try cost, and return its price, dollars."""
         usd = self.prices.usd(usage)
         self.spent = self.spent + usage
         self.spent_usd += usd
@@ -183,13 +161,12 @@ def _spent(usd: float, left: float, most: float, what: str) -> BudgetSpent:
 
 
 def bound_of(request: ChatRequest) -> Usage:
-    """Return the most tokens that a question and its answer can take."""
     read = sum(len(m.content.encode()) + _MESSAGE_TOKENS for m in request.messages)
     return Usage(prompt_tokens=read + _MESSAGE_TOKENS, completion_tokens=request.max_tokens)
 
 
 def settled(reported: Usage | None, *, bound: Usage, answer_bytes: int) -> tuple[Usage, bool]:
-    """Return what a try is taken to have cost, and whether that is a guess.
+    """Return the cost to charge for a try, and whether it is an estimate.
 
     Examples
     --------
@@ -211,25 +188,16 @@ def settled(reported: Usage | None, *, bound: Usage, answer_bytes: int) -> tuple
 log = logging.getLogger(__name__)
 
 LEDGER = "spending.ledger"
-"""Name of the file, beside the transcripts."""
 DAY_S = 86_400.0
-"""What is older does not count."""
 _FOLD_BYTES = 256 * 2**10
 _MAX_BYTES = 16 * 2**20
 _LOCK = ".lock"
 
 
 class DayLedger:
-    """The day's money.
+    """The day's cost, in a file that its first use creates, readable by its owner only.
 
-    Parameters
-    ----------
-    path
-        The file; made on first use, readable by its owner only.
-    clock
-        For the entries.
-    before
-        Says what was spent since a time where there is no ledger yet.
+    `before` returns the cost since a time; it is used if there is no ledger yet.
     """
 
     def __init__(
@@ -240,19 +208,15 @@ class DayLedger:
         self._before = before
 
     def reserve(self, usd: float, *, most_usd: float) -> tuple[str, float]:
-        """Set money aside if the day's bound allows it.
+        """Reserve money if the day's bound allows it.
 
-        Returns
-        -------
-        str
-            Name of the entry, for `settle`; empty where the money does not suffice.
-        float
-            What is left of the day's money, dollars, before this.
+        Return the entry's name for `settle`, empty if the money does not suffice, and the money
+        left before this reservation, in dollars.
 
         Raises
         ------
         HarnessError
-            If the ledger cannot be read or written: nothing is spent then.
+            If the ledger cannot be read or written; the try is then not made.
         """
         now = self._clock.now()
         with self._locked(now):
@@ -269,7 +233,7 @@ class DayLedger:
             return name, left
 
     def settle(self, name: str, usd: float) -> None:
-        """Replace what was set aside by what it came to.
+        """Replace the reservation by the actual cost.
 
         Raises
         ------
@@ -283,7 +247,7 @@ class DayLedger:
 
     @contextlib.contextmanager
     def _locked(self, now: datetime) -> Iterator[None]:
-        """Hold the lock, which lies beside the file: the file itself is replaced at times."""
+        """Hold the lock, a separate file, because the ledger's file is replaced at times."""
         try:
             make_private(self._path.parent)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -299,17 +263,16 @@ class DayLedger:
             raise HarnessError(f"the ledger of the model's money: {error.strerror}") from error
 
     def _begin(self, now: datetime) -> None:
-        """Make the file; conversations of before it was kept count as one entry."""
         spent = self._before(now - timedelta(seconds=DAY_S))
         self._fold({"before": (now.timestamp(), spent)} if spent > 0.0 else {})
 
     def _entries(self) -> dict[str, tuple[float, float]]:
-        """Return when and how much, by entry; a torn line is left aside, what it replaces stays.
+        """Return time and amount by entry; a torn line is skipped, and the one it replaces counts.
 
         Raises
         ------
         HarnessError
-            If the file is no ledger's size.
+            If the file is too large for a ledger.
         """
         if self._path.stat().st_size > _MAX_BYTES:
             raise HarnessError(f"the ledger of the model's money has more than {_MAX_BYTES} bytes")
@@ -319,7 +282,7 @@ class DayLedger:
                 name, at, usd = json.loads(row)
                 entry = float(at), float(usd)
             except (ValueError, TypeError, OverflowError, RecursionError):
-                log.warning("a line of the ledger %s is torn", self._path.name)
+                log.warning("torn line skipped: ledger=%s", self._path.name)
                 continue
             if isinstance(name, str) and all(map(math.isfinite, entry)) and entry[1] >= 0.0:
                 entries[name] = entry
@@ -338,7 +301,6 @@ class DayLedger:
             os.close(file)
 
     def _fold(self, entries: dict[str, tuple[float, float]]) -> None:
-        """Write the file anew, with one line an entry; a kill leaves the old one."""
         partial = self._path.with_name(f".{self._path.name}.partial")
         with contextlib.suppress(FileNotFoundError):
             partial.unlink()

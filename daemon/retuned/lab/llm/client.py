@@ -1,8 +1,8 @@
-"""A language model behind budget and transcript; how a question travels is the wire's affair.
+"""Language model client with budget and transcript, independent of the transport.
 
-`PaidChatModel` takes secrets out, looks the question up among those that were answered, sets money
-aside, asks over a `ChatTransport`, asks again where that may help, and writes everything down.
-`HttpWire` in `retuned.lab.llm.http` is the real transport, `ScriptedWire` here the fake one.
+`PaidChatModel` removes secrets, looks the question up among answered ones, reserves money, asks
+over a `ChatTransport`, retries where that may help, and records everything. `HttpWire` in
+`retuned.lab.llm.http` is the real transport, `ScriptedWire` here the fake one.
 """
 
 from __future__ import annotations
@@ -25,42 +25,29 @@ from retuned.ports import ChatAnswer, ChatMessage, ChatRequest, Clock
 log = logging.getLogger(__name__)
 
 MAX_ANSWER_CHARS = 1_000_000
-"""Longer answers are refused."""
 _TRIES = 4
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _SHORTEST_S = 1.0
-"""No question is asked, and paid, with less time than this."""
+"""With less time than this, no question is sent and paid."""
 _ROOM_BYTES = 4 * 2**20
-"""What an answer may take in a transcript."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireAnswer:
-    """What came over the wire."""
+    """The response of a transport."""
 
     text: str
-    """The answer."""
     finish: str
-    """Why it ended."""
     usage: Usage | None
-    """As reported; None where it was not, or makes no sense."""
+    """As reported; None if it is missing or implausible."""
 
 
 class WireFailed(RetunedError):
-    """A try that brought no answer.
+    """A try without an answer.
 
-    Parameters
-    ----------
-    code
-        Stable reason.
-    detail
-        For a person; may hold the endpoint's words.
-    again
-        Whether another try may help.
-    billed
-        Whether it may have cost something.
-    pause_s
-        What the endpoint asked to wait; None where it said nothing.
+    `code` is a stable reason. `detail` is for people and may quote the endpoint. `again` says
+    whether a retry may help, `billed` whether it may have cost something. `pause_s` is the wait
+    that the endpoint requested, or None.
     """
 
     def __init__(
@@ -81,45 +68,28 @@ class WireFailed(RetunedError):
 
 
 class ChatTransport(Protocol):
-    """Takes one question to a model, once."""
+    """Sends one question to a model, once."""
 
     model: str
-    """Name of the model."""
 
     def ask(self, request: ChatRequest, *, timeout_s: float = math.inf) -> WireAnswer:
-        """Return the answer; wait at most so long, however long the wire would.
+        """Return the answer within the given time.
 
         Raises
         ------
         WireFailed
-            If there is none.
+            If there is no answer.
         """
         ...
 
 
 class PaidChatModel:
-    """A `ChatModel` over a wire.
+    """A `ChatModel` over a transport.
 
-    Parameters
-    ----------
-    wire
-        How questions travel.
-    purse
-        What may be spent.
-    transcript
-        What was said; answers in it are not asked for again.
-    clock
-        For the transcript.
-    secrets_out
-        Takes secrets out of whatever is sent.
-    answers_out
-        Takes secrets out of what comes back; answers hold code, so only what is known for certain.
-    sleep
-        Waits between tries, seconds.
-    tries
-        Most tries per question.
-    left_s
-        Seconds that whoever asks has left, over all tries; a question that is under way ends then.
+    Answers in `transcript` are not requested again. `secrets_out` removes secrets from everything
+    sent. `answers_out` removes only certain secrets from answers, because answers hold code.
+    `tries` bounds the tries per question. `left_s` returns the seconds that the caller has left,
+    over all tries.
     """
 
     def __init__(
@@ -146,7 +116,6 @@ class PaidChatModel:
         self._left_s = left_s
 
     def ask(self, request: ChatRequest) -> ChatAnswer:
-        """Return the model's answer; see `ChatModel.ask`."""
         clean = dataclasses.replace(
             request,
             messages=tuple(
@@ -162,7 +131,7 @@ class PaidChatModel:
                 return self._try(clean)
             except WireFailed as error:
                 pause_s = _pause(error, digest, number)
-                log.info("the model gave no answer [%s], try %d", error.code, number + 1)
+                log.info("no answer from the model: code=%s try=%d", error.code, number + 1)
                 if not error.again:
                     raise self._refusal(error) from error
                 longest_s = min(_LONGEST_PAUSE_S, self._left_s())
@@ -172,18 +141,16 @@ class PaidChatModel:
         raise AssertionError("the last try returns or raises")
 
     def exchanges(self) -> Sequence[tuple[ChatRequest, ChatAnswer]]:
-        """Return every question that was answered, oldest first."""
         return tuple(self._transcript.exchanges)
 
     def close(self) -> None:
-        """Let another process go on with the conversation."""
         self._transcript.close()
 
     def _try(self, request: ChatRequest) -> ChatAnswer:
         bound = bound_of(request)
         left_s = self._left_s()
         if left_s < _SHORTEST_S:
-            raise TemporaryError("there is no time left for a question", delay_s=_LONGEST_PAUSE_S)
+            raise TemporaryError("not enough time is left for a question", delay_s=_LONGEST_PAUSE_S)
         asked_bytes = sum(len(m.content.encode()) for m in request.messages)
         self._transcript.room(2 * asked_bytes + _ROOM_BYTES)
         self._purse.admit(bound)
@@ -246,10 +213,10 @@ class PaidChatModel:
 
 
 def _pause(error: WireFailed, digest: str, number: int) -> float:
-    """Return how long to wait: what the endpoint asked, else twice as long each time.
+    """Return the wait: the endpoint's request, else twice as long each time.
 
-    Up to a quarter is added, by the question's digest: many that fail at once do not come back at
-    once, and a test knows what comes.
+    Up to a quarter is added, derived from the question's digest. So parallel failures do not retry
+    together, and tests are deterministic.
     """
     spread = hashlib.sha256(f"{digest}:{number}".encode()).digest()[0] / 1024.0
     base_s = error.pause_s if error.pause_s is not None else _FIRST_PAUSE_S * 2.0**number
@@ -258,17 +225,13 @@ def _pause(error: WireFailed, digest: str, number: int) -> float:
 
 @dataclass(slots=True)
 class ScriptedWire:
-    """Answers from a list, in order; the last one for ever. A failure in the list is raised."""
+    """Returns answers from a list in order, repeating the last; it raises failures in the list."""
 
     script: Sequence[WireAnswer | WireFailed | str]
-    """What comes; text is an answer whose usage is not reported."""
     model: str = "scripted"
-    """Name of the model."""
     asked: list[ChatRequest] = field(default_factory=list)
-    """Questions that came, for assertions."""
 
     def ask(self, request: ChatRequest, *, timeout_s: float = math.inf) -> WireAnswer:
-        """Return or raise what the script says."""
         said = self.script[min(len(self.asked), len(self.script) - 1)]
         self.asked.append(request)
         if isinstance(said, WireFailed):

@@ -1,8 +1,8 @@
-"""A language model over HTTP: any endpoint that speaks OpenAI's ``/chat/completions``.
+"""HTTP transport for any endpoint with OpenAI's ``/chat/completions`` interface.
 
-The endpoint is a stranger. It is asked at one address and nowhere else: redirects are refused and
-proxies of the environment are not used. What it sends is bounded in size and time, whichever way it
-is slow, and must be JSON that says so.
+The endpoint is untrusted. The transport uses exactly one address: it refuses redirects and ignores
+proxies of the environment. Responses are bounded in size and time and must be JSON with that
+content type.
 """
 
 from __future__ import annotations
@@ -22,47 +22,39 @@ from retuned.lab.llm.client import WireAnswer, WireFailed
 from retuned.ports import ChatRequest
 
 MAX_BODY_BYTES = 8 * 2**20
-"""Longest body that is read."""
 _CONNECT_S = 15.0
 _AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _WORKED_ON = frozenset({408, 500, 502, 504})
-"""The model may have answered a gateway that then gave up: such a try counts as paid."""
+"""Statuses after which the try counts as paid: the model may have run behind a gateway."""
 _SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where and how a model is asked."""
+    """Address and options of a model."""
 
     url: str
-    """Base address, ``https://host/v1``; ``http`` only for this very machine, or without a key."""
+    """Base address, ``https://host/v1``; ``http`` only for this machine, or without a key."""
     model: str
-    """Name of the model, as the endpoint knows it."""
     key: str = ""
-    """Sent as a bearer token; empty sends none. Never written anywhere."""
+    """Bearer token; empty sends none. It is never stored or logged."""
     temperature: float | None = None
-    """How freely the model chooses; None is not sent."""
     tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """How the endpoint calls the longest answer."""
+    """The endpoint's field name of the answer's maximum length."""
     timeout_s: float = 180.0
-    """Longest wait for one answer, from the first byte sent to the last one read."""
+    """Maximum wait for one answer, from the first byte sent to the last one read."""
 
-    def __repr__(self) -> str:  # the key must not get into a log by way of a record
+    def __repr__(self) -> str:  # the key must not reach a log through a repr
         return f"Endpoint(model={self.model!r}, key={'set' if self.key else 'none'})"
 
 
 class HttpWire:
-    """Asks over HTTP, a new connection each time.
-
-    Parameters
-    ----------
-    endpoint
-        Where.
+    """Sends questions over HTTP, with a new connection each time.
 
     Raises
     ------
     UsageError
-        If the address is none, or would send a key in the clear.
+        If the address is invalid, or would send a key unencrypted.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -74,7 +66,6 @@ class HttpWire:
         self._url = endpoint.url.rstrip("/") + "/chat/completions"
 
     def ask(self, request: ChatRequest, *, timeout_s: float = math.inf) -> WireAnswer:
-        """Ask once; see `Wire.ask`."""
         wait_s = min(self._endpoint.timeout_s, timeout_s)
         try:
             status, headers, body = asyncio.run(self._post(request, wait_s=wait_s))
@@ -144,7 +135,7 @@ def check_url(url: str, *, key: bool) -> None:
     Raises
     ------
     UsageError
-        If it is no plain http or https address, or a key would be sent in the clear.
+        If it is not an http or https address, or a key would be sent unencrypted.
 
     Examples
     --------
@@ -173,7 +164,7 @@ def _refused(status: int, headers: httpx.Headers, body: bytes) -> WireFailed:
 
 
 def _retry_after(headers: httpx.Headers) -> float | None:
-    """Read seconds; a date or nonsense is as good as nothing."""
+    """Parse seconds; a date or an invalid value counts as absent."""
     try:
         seconds = float(headers.get("retry-after", ""))
     except ValueError:

@@ -1,4 +1,4 @@
-"""From a configuration to a generator that evolves variants: budget, transcript and secrets."""
+"""Setup of the evolution generator from a configuration: budget, transcript and secrets."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ import os
 import socket
 from pathlib import Path
 
-from retuned.adapters.backend_process import BackendProcess
 from retuned.clock import SystemClock
 from retuned.contract import Environment
 from retuned.errors import MissingDependency
 from retuned.lab.generators.evolve import (
     EvolveConfig,
     EvolveGenerator,
-    ForeignGenerator,
     Task,
     brief_of,
     read_hint,
@@ -32,31 +30,24 @@ from retuned.lab.toolchain import environment_of
 from retuned.ports import Clock, Generator
 
 _EVERYWHERE = frozenset({"root", "user", "admin", "ubuntu", "nobody", "localhost"})
-"""Names that say nothing about a machine, and stand in many a comment."""
-
-
-BACKENDS = ".backends"
-"""Beside the transcripts: a private folder for each package that runs."""
+"""Names that do not identify a machine and occur in many comments."""
 
 
 def open_evolution(
     config: EvolveConfig, occasion: GeneratorInput, *, clock: Clock | None = None, arch: str = ""
 ) -> Generator:
-    """Return the generator of one plan; its transcript is taken up where it ended.
+    """Return the generator of one plan, which continues the plan's transcript.
 
-    Parameters
-    ----------
-    arch
-        What variants are for, where that is not this machine; empty is this machine.
+    `arch` is the architecture of variants; empty means this machine's.
 
     Raises
     ------
     MissingDependency
-        If the variable that holds the key is not in the environment.
+        If the variable with the key is not in the environment.
     TemporaryError
-        If another process goes on with the same conversation.
+        If another process uses the same conversation.
     UsageError
-        If the address is none, or variants in the incumbent's language are not evolved.
+        If the address is invalid, or the incumbent's language cannot be evolved.
     """
     definition, incumbent = occasion.tunable.definition, occasion.incumbent
     chat = open_chat(config, occasion, clock=clock or SystemClock())
@@ -72,20 +63,10 @@ def open_evolution(
         seed=occasion.seed,
         hint=hint,
     )
-    if config.backend == "own":
-        return EvolveGenerator(chat, task=task)
-    package = BackendProcess(
-        config.backend,
-        Path(config.backend_python),
-        folder=Path(config.transcripts) / BACKENDS / notebook_name(occasion.plan.id),
-        left_s=occasion.left_s,
-        temperature=config.temperature,
-    )
-    return ForeignGenerator(package, chat, task=task)
+    return EvolveGenerator(chat, task=task)
 
 
 def open_chat(config: EvolveConfig, occasion: GeneratorInput, *, clock: Clock) -> PaidChatModel:
-    """Return the model behind the plan's transcript and budget, and the day's ledger."""
     key = key_of(config)
     wire = HttpWire(
         Endpoint(
@@ -128,12 +109,11 @@ def open_chat(config: EvolveConfig, occasion: GeneratorInput, *, clock: Clock) -
 
 
 def transcript_path(config: EvolveConfig, plan: str) -> Path:
-    """Return the file of a plan's conversation."""
     return Path(config.transcripts) / f"{notebook_name(plan)}.jsonl"
 
 
 def key_of(config: EvolveConfig) -> str:
-    """Return the key of the endpoint; empty where none is sent.
+    """Return the key of the endpoint; empty if none is sent.
 
     Raises
     ------
@@ -151,7 +131,6 @@ def key_of(config: EvolveConfig) -> str:
 
 
 def machine_names() -> list[str]:
-    """Return what this machine and its user are called, where that says anything."""
     names = [socket.gethostname(), socket.gethostname().partition(".")[0]]
     with contextlib.suppress(KeyError, OSError):  # a container's user without a name
         names.append(getpass.getuser())

@@ -1,8 +1,8 @@
-"""Everything that was said to a model and by it: one JSON line an event, appended and synced.
+"""Transcript of a conversation with a model: one JSON line per event, appended and synced.
 
-Lines are ``asked`` (before a try, so that a kill cannot hide what it may have cost), ``answered``
-and ``failed``. A file belongs to one conversation and to one writer at a time. A line that was torn
-by a kill is left aside; the try it belonged to counts as paid for.
+Lines are ``asked`` (before a try, so that a kill cannot hide its cost), ``answered`` and
+``failed``. A file belongs to one conversation and to one writer at a time. A line torn by a kill is
+skipped; its try counts as paid.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ from retuned.ports import ChatAnswer, ChatMessage, ChatRequest
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 64 * 2**20
-"""Longest transcript."""
 _MAX_LINE_BYTES = 16 * 2**20
 _RETRY_S = 60.0
 
 
 class TranscriptFull(Refused):
-    """There is no room for another answer; nothing was asked."""
+    """The transcript has no space for another answer; the question was not sent."""
 
     code = "transcript-full"
 
@@ -40,12 +39,7 @@ class TranscriptFull(Refused):
 class Transcript:
     """One conversation's file, open for appending.
 
-    Parameters
-    ----------
-    path
-        The file; made on first use, readable by its owner only.
-    max_bytes
-        Longest it may become.
+    It is created on first use, readable by its owner only, and limited to `max_bytes`.
 
     Raises
     ------
@@ -69,13 +63,11 @@ class Transcript:
                 f"another process writes to the transcript {path.name}", delay_s=_RETRY_S
             ) from error
         self.spent = Usage()
-        """Tokens so far; tries that were not concluded count with their bound."""
+        """Tokens so far; unfinished tries count with their bound."""
         self.spent_usd = 0.0
-        """Money so far."""
         self.answers: dict[Digest, ChatAnswer] = {}
         """Answers by the digest of their question."""
         self.exchanges: list[tuple[ChatRequest, ChatAnswer]] = []
-        """Questions with their answers, oldest first."""
         self._requests: dict[Digest, ChatRequest] = {}
         self._open: dict[tuple[str, int], tuple[Usage, float]] = {}
         self._attempts: dict[Digest, int] = {}
@@ -86,16 +78,15 @@ class Transcript:
         self._mend()
 
     def close(self) -> None:
-        """Let another process write."""
         self._release()  # a second time it does nothing
 
     def room(self, wanted_bytes: int) -> None:
-        """Make sure that so much can still be written.
+        """Require space for this many bytes.
 
         Raises
         ------
         TranscriptFull
-            If it cannot.
+            If there is not enough space.
         """
         size = os.fstat(self._file).st_size
         if size + wanted_bytes > self._max_bytes:
@@ -106,7 +97,6 @@ class Transcript:
     def asked(
         self, request: ChatRequest, *, at: datetime, model: str, bound: Usage, usd: float
     ) -> int:
-        """Note a try before it is made; return its number among those of this question."""
         digest = request.digest
         attempt = self._attempts.get(digest, 0)
         line: dict[str, Any] = {
@@ -128,7 +118,7 @@ class Transcript:
         return attempt
 
     def answered(self, answer: ChatAnswer, *, attempt: int, at: datetime, guessed: bool) -> None:
-        """Keep an answer; from here on the question is not asked again."""
+        """Record an answer; the question is not sent again."""
         self._append(
             {
                 "event": "answered",
@@ -147,7 +137,6 @@ class Transcript:
     def failed(
         self, digest: Digest, *, attempt: int, at: datetime, code: str, usage: Usage, usd: float
     ) -> None:
-        """Note that a try brought nothing, and what it may have cost."""
         self._append(
             {
                 "event": "failed",
@@ -173,7 +162,6 @@ class Transcript:
             self.exchanges.append((request, answer))
 
     def _take(self, line: Mapping[str, Any]) -> None:
-        """Read one event back; one that makes no sense is left aside."""
         try:
             key = str(line["request"]), int(line["attempt"])
             usd = max(0.0, float(line["usd"]))
@@ -189,17 +177,16 @@ class Transcript:
             if line["event"] == "answered":
                 self._keep(_answer(line, usage, usd))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            log.warning("a line of the transcript %s makes no sense: %s", self._path.name, error)
+            log.warning("invalid line skipped: transcript=%s: %s", self._path.name, error)
 
     def _mend(self) -> None:
-        """End a line that a kill tore, so that the next one stands alone."""
+        """End a line torn by a kill, so that the next line is separate."""
         size = os.fstat(self._file).st_size
         if size and os.pread(self._file, 1, size - 1) != b"\n":
             os.write(self._file, b"\n")
 
 
 def spent_since(folder: Path, since: datetime) -> float:
-    """Return what all conversations of a folder cost since a time, dollars."""
     total = 0.0
     for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else ():
         if path.stat().st_mtime < since.timestamp():
@@ -208,7 +195,7 @@ def spent_since(folder: Path, since: datetime) -> float:
         for line in _lines(path):
             try:
                 if datetime.fromisoformat(str(line["at"])) >= since:
-                    # what was set aside is replaced by what it came to
+                    # the reservation is replaced by the actual cost
                     tries[str(line["request"]), str(line["attempt"])] = float(line["usd"])
             except (KeyError, TypeError, ValueError):
                 continue
@@ -225,7 +212,7 @@ def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
             try:
                 line = json.loads(data)
             except (ValueError, RecursionError):
-                log.warning("a line of the transcript %s is torn", path.name)
+                log.warning("torn line skipped: transcript=%s", path.name)
                 continue
             if isinstance(line, dict):
                 yield line

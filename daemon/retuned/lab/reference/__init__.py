@@ -1,4 +1,5 @@
-"""References from files: checked text, run in a process that has given up everything else.
+"""References from files: checked text that runs in a confined process.
 
-Nothing here imports what the child cannot have: `check` and `words` are standard library only.
+This package imports only modules that the child can have: `check` and `words` are standard library
+only.
 """

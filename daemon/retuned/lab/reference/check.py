@@ -1,8 +1,8 @@
-"""The static check of a reference: it may hold formulas over NumPy arrays, and nothing else.
+"""Static check of a reference: it may hold formulas over NumPy arrays, and nothing else.
 
-The text comes from a file, so it is a stranger's. What passes is compiled without its imports and
-runs with a few functions of Python's own, in a process that has given up files, network and most
-memory; this check is the first wall, and tells the author the line.
+The text comes from a file and is untrusted. Text that passes is compiled without its imports and
+runs with a few of Python's functions, in a process without files, network and most memory. This
+check is the first barrier, and it reports the line to the author.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from retuned.lab.reference.words import ARRAY, BUILTINS, LINALG, MATH, NUMPY
 
 MAX_CHARS = 64 << 10
-"""Longest reference."""
 _MOST_PARTS = 20_000
 _WORDS = {"numpy": NUMPY, "math": MATH}
 _PLAIN = (
@@ -28,14 +27,10 @@ _PLAIN = (
 
 
 class ReferenceRefused(Exception):
-    """A reference that is not run.
+    """A reference that must not run.
 
-    Parameters
-    ----------
-    line
-        In the reference, from 1; None where the whole is meant.
-    problem
-        What is wrong, to stand after "the reference" or "line 3".
+    `line` counts from 1; None means the whole reference. `problem` is a phrase after "the
+    reference" or "line 3".
     """
 
     def __init__(self, line: int | None, problem: str) -> None:
@@ -49,24 +44,20 @@ class Checked:
     """A reference that may run."""
 
     tree: ast.Module
-    """Without imports and annotations."""
     modules: dict[str, str]
     """Name in the text to module: ``numpy`` or ``math``."""
     parameters: tuple[str, ...]
-    """Names that ``run`` takes, in order."""
     optional: frozenset[str]
-    """Those of them that have a default."""
     any_keyword: bool
-    """Whether ``run`` takes further names."""
 
 
 def check_reference(text: str) -> Checked:
-    """Check a reference; nothing of it is executed.
+    """Check a reference without executing it.
 
     Raises
     ------
     ReferenceRefused
-        With the line and what is not allowed there.
+        With the line and the violation.
     """
     if len(text) > MAX_CHARS:
         raise ReferenceRefused(None, f"has more than {MAX_CHARS} characters")
@@ -77,7 +68,7 @@ def check_reference(text: str) -> Checked:
         check = _Check()
         run = check.module(tree)
     except SyntaxError as error:
-        raise ReferenceRefused(error.lineno, f"is no Python: {error.msg}") from error
+        raise ReferenceRefused(error.lineno, f"is not valid Python: {error.msg}") from error
     except (ValueError, MemoryError, RecursionError) as error:
         raise ReferenceRefused(None, "is nested too deeply, or no text") from error
     arguments = run.args
@@ -97,13 +88,12 @@ def check_reference(text: str) -> Checked:
 
 
 def builtins() -> dict[str, object]:
-    """Return what a reference may call of Python's own."""
     return {name: getattr(python, name) for name in BUILTINS}
 
 
 @dataclass(slots=True)
 class _Check:
-    """Walks a text; `modules` are the names that its imports bind."""
+    """Checks a text; `modules` are the names that its imports bind."""
 
     modules: dict[str, str] = field(default_factory=dict)
 
@@ -133,7 +123,7 @@ class _Check:
                 return
             raise ReferenceRefused(node.lineno, "imports other than by `import numpy as np`")
         for name in node.names:
-            if name.name == "numpy.typing":  # only annotations use it, and those are taken out
+            if name.name == "numpy.typing":  # only annotations use it, and those are removed
                 continue
             if name.name not in _WORDS:
                 problem = f"imports '{name.name[:40]}'; a reference has numpy and math"
@@ -179,7 +169,6 @@ class _Check:
             raise ReferenceRefused(node.lineno, f"uses '.{name[:40]}', which is not on the list")
 
     def _dotted(self, node: ast.expr) -> str:
-        """Return ``numpy.x`` for an attribute of the module itself, else nothing."""
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             module = self.modules.get(node.value.id, "")
             return f"{module}.{node.attr}" if module else ""
@@ -187,7 +176,6 @@ class _Check:
 
 
 def _strip(node: ast.AST) -> None:
-    """Take annotations out: they mean nothing to a formula."""
     if isinstance(node, ast.FunctionDef):
         node.returns = None
     elif isinstance(node, ast.arg):
@@ -197,7 +185,6 @@ def _strip(node: ast.AST) -> None:
 
 
 def _name(node: ast.AST) -> tuple[str, bool]:
-    """Return the name that a node holds, and whether it gives it a meaning."""
     if isinstance(node, ast.Name):
         return node.id, not isinstance(node.ctx, ast.Load)
     if isinstance(node, ast.arg):

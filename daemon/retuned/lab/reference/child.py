@@ -1,10 +1,10 @@
-"""The child that runs a reference: it imports NumPy, gives up everything else, then computes.
+"""Child process of a reference: it imports NumPy, drops all other rights, then computes.
 
-Started by path with ``python -I -S``. First line on descriptor 0: settings with the reference's
-text. Then, per call, one JSON line and the bytes of each input; the answer is one JSON line and the
-bytes of each output. Numbers arrive as float64, whole numbers or truth values; they leave as
-float64. Where the kernel confirms neither a filter of system calls nor Landlock, nothing of the
-text is executed unless the settings say so.
+Started by path with ``python -I -S``. The first line on descriptor 0 holds settings with the
+reference's text. Then each call is one JSON line and the bytes of each input; the response is one
+JSON line and the bytes of each output. Inputs arrive as float64, integers or booleans; outputs
+leave as float64. If the kernel confirms neither a system-call filter nor Landlock, the text is not
+executed unless the settings allow it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ _CHUNK = 1 << 20
 
 
 def main() -> None:
-    """Serve calls until the parent closes the pipe."""
     settings = json.loads(_line())
     sys.path[:0] = settings["paths"]
     import math
@@ -36,10 +35,10 @@ def main() -> None:
     own = {**builtins(), "__import__": _loaded}
     modules = checked.modules.items()
     names: dict[str, Any] = {name: np if module == "numpy" else math for name, module in modules}
-    names |= {"__builtins__": own, "__name__": "reference"}  # last: no module takes their place
-    warnings.simplefilter("ignore")  # showing one would open files, which is forbidden soon
+    names |= {"__builtins__": own, "__name__": "reference"}  # last: modules cannot override them
+    warnings.simplefilter("ignore")  # printing a warning would open files, which is forbidden soon
     np.seterr(all="ignore")
-    numpy.linalg.norm(np.ones((8, 8)) @ np.ones((8, 8)))  # what is set up on first use is, now
+    numpy.linalg.norm(np.ones((8, 8)) @ np.ones((8, 8)))  # NumPy's lazy parts
     walls = sandbox.confine(memory_bytes=settings["memory_bytes"], cpu_s=settings["cpu_s"])
     if not walls and not settings["unconfined"]:  # before anything of the text is executed
         _write({"unconfined": True})
@@ -60,9 +59,9 @@ def main() -> None:
 
 
 def _loaded(name: str, *rest: Any) -> Any:  # noqa: ANN401 - as Python's own
-    """Import what is there already: NumPy's C code looks up its Python parts when first used.
+    """Import the Python parts that NumPy's C code looks up on first use.
 
-    No reference can say the name of this function: it has underscores, which the check refuses.
+    A reference cannot name this function: it has underscores, which the check refuses.
     """
     if name not in sys.modules:
         raise ImportError(f"a reference has no {name[:40]}")
@@ -71,7 +70,7 @@ def _loaded(name: str, *rest: Any) -> Any:  # noqa: ANN401 - as Python's own
 
 def _answer(
     np: Any,  # noqa: ANN401 - the module
-    run: Any,  # noqa: ANN401 - a stranger's function
+    run: Any,  # noqa: ANN401 - an untrusted function
     inputs: dict[str, Any],
     outputs: list[str],
 ) -> tuple[dict[str, Any], list[Any]]:
@@ -82,7 +81,7 @@ def _answer(
             found = dict(zip(outputs, values, strict=True))
         extra = sorted(str(name)[:40] for name in found.keys() - set(outputs))
         if extra:
-            return {"failed": f"returns {extra}, which are no outputs"}, []
+            return {"failed": f"returns {extra}, which are not outputs of the definition"}, []
         arrays = []
         for name in outputs:
             value = np.asarray(found[name])
@@ -91,7 +90,7 @@ def _answer(
             arrays.append(np.ascontiguousarray(value, dtype=np.float64).reshape(value.shape))
     except MemoryError:
         return {"failed": "needs more memory than a reference may have"}, []
-    except Exception as error:  # whatever a stranger's formula raises
+    except Exception as error:  # an untrusted formula may raise anything
         return {"failed": _told(error, outputs)}, []
     shapes = [list(array.shape) for array in arrays]
     return {"shapes": shapes, "dtypes": [array.dtype.str for array in arrays]}, arrays
@@ -122,7 +121,7 @@ def _array(np: Any, each: dict[str, Any]) -> Any:  # noqa: ANN401 - an array
 
 
 def _line() -> bytes:
-    """Read one line, byte by byte: what follows it is data."""
+    """Read one line byte by byte: the bytes after it are data."""
     found = bytearray()
     while not found.endswith(b"\n"):
         byte = os.read(0, 1)

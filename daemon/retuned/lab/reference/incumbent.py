@@ -1,9 +1,9 @@
-"""The incumbent as the oracle, for a kernel that was lifted from a server and has no reference.
+"""Incumbent oracle of a kernel that was lifted from a server and has no reference.
 
-It runs in a process of its own, with the parameters that the server launches it with. What it
-proves is narrow: a variant gives what the server has given so far. That is enough for other
-parameters of the same source (class P) and for nothing else, so the examiner refuses generated
-sources where `JUDGED_BY_INCUMBENT` is among a definition's tags.
+It runs in a separate process, with the parameters that the server launches it with. It proves
+little: a variant gives the outputs that the server has given so far. That is enough for other
+parameters of the same source (class P) and for nothing else. So the examiner refuses generated
+sources if `JUDGED_BY_INCUMBENT` is among a definition's tags.
 """
 
 from __future__ import annotations
@@ -25,21 +25,12 @@ from retuned.lab.subject import Array
 from retuned.lab.toolchain import toolchain_for
 
 JUDGED_BY_INCUMBENT = "judged-by-incumbent"
-"""Tag of definitions whose oracle is the incumbent."""
 _CALL_S = 120.0
 _MOST_BYTES = 8 * 2**30
 
 
 class IncumbentOracle:
-    """Computes a definition's outputs by its incumbent, in a child started when first needed.
-
-    Parameters
-    ----------
-    definition
-        What it computes.
-    incumbent
-        The variant in production.
-    """
+    """Computes a definition's outputs by its incumbent, in a child started on first use."""
 
     def __init__(self, definition: Definition, incumbent: Solution) -> None:
         self._definition = definition
@@ -51,16 +42,16 @@ class IncumbentOracle:
         self._folders = ExitStack()
         self._variant: Variant | None = None
         self.confined_by: tuple[str, ...] | None = None
-        """What confined the child; None before the first started."""
+        """The child's confinement; None before the first child."""
         weakref.finalize(self, _end, self._stack, self._folders)
 
     def compute(self, /, **inputs: Array) -> dict[str, Array]:
-        """Return every output as the incumbent gives it, in float64.
+        """Return every output of the incumbent, in float64.
 
         Raises
         ------
         HarnessError
-            If the incumbent fails: nothing can be concluded about anybody's kernel then.
+            If the incumbent fails.
         """
         axes = self._axes(inputs)
         with self._lock:
@@ -73,7 +64,6 @@ class IncumbentOracle:
         return {name: widened(array) for name, array in answer.items()}
 
     def close(self) -> None:
-        """End the child; the next call starts another."""
         self._stack.close()
         self._runner, self._bytes = None, 0
 

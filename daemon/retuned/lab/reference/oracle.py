@@ -1,4 +1,4 @@
-"""The parent's handle on a reference: a child that computes outputs in float64, or is killed."""
+"""Reference oracle: the parent's handle of a child that computes outputs in float64."""
 
 from __future__ import annotations
 
@@ -31,38 +31,27 @@ _NOTHING_HOLDS = (
     "allow_unconfined_references if you wrote it yourself"
 )
 MOST_OUTPUT_BYTES = 16 * 2**30
-"""Most that the outputs of one call take in float64."""
+"""Maximum of the outputs of one call, in float64."""
 FAILED = "reference-failed"
-"""Code of a reference that does not answer as its definition says."""
+"""Code of a reference whose result does not match its definition."""
 UNCONFINED = "reference-unconfined"
-"""Code of the refusal to run a reference that nothing keeps in."""
+"""Code of the refusal to run a reference without confinement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceLimits:
-    """Bounds of the child that runs a reference."""
-
     start_s: float = 120.0
-    """To be ready; a loaded machine starts slowly."""
     call_s: float = 60.0
-    """Wall time of one call."""
     cpu_s: int = 1800
-    """Processor time of the child's whole life."""
     memory_bytes: int = 16 * 2**30
-    """Memory beyond what it has when ready."""
+    """Memory beyond its use when ready."""
 
 
 class Oracle:
-    """Computes a definition's outputs by its reference, in a child started when first needed.
+    """Computes a definition's outputs by its reference, in a child started on first use.
 
-    Parameters
-    ----------
-    definition
-        Its reference passed `check_reference`; the child checks it again.
-    limits
-        Bounds.
-    allow_unconfined
-        Run it even where neither seccomp nor Landlock holds, behind the static check alone.
+    The reference must have passed `check_reference`; the child checks it again. With
+    `allow_unconfined` it runs even without seccomp and Landlock, behind the static check only.
     """
 
     def __init__(
@@ -78,7 +67,7 @@ class Oracle:
         self._lock = threading.Lock()
         self._child: _Process | None = None
         self.confined_by: tuple[str, ...] | None = None
-        """What confined the child, by the kernel's own account; None before the first started."""
+        """The child's confinement as the kernel reports it; None before the first child."""
 
     def compute(self, /, **inputs: Array) -> dict[str, Array]:
         """Return every output in float64.
@@ -86,9 +75,9 @@ class Oracle:
         Raises
         ------
         HarnessError
-            If the reference fails, takes too long, needs too much memory or returns something else
-            than the definition says: nothing can be concluded about anybody's kernel then. With
-            code ``reference-failed``, or ``reference-unconfined`` where nothing keeps it in.
+            If the reference fails, takes too long, needs too much memory or violates the
+            definition, with code ``reference-failed``, or ``reference-unconfined`` without
+            confinement.
         """
         lengths = self._lengths(inputs)
         expected = {n: shape_of(spec, lengths) for n, spec in self._definition.outputs.items()}
@@ -100,7 +89,6 @@ class Oracle:
                 raise self._failed(error) from error
 
     def close(self) -> None:
-        """End the child; the next call starts another."""
         with self._lock:
             self._stop()
 
@@ -119,7 +107,7 @@ class Oracle:
             self._child = None
 
     def _lengths(self, inputs: Mapping[str, Array]) -> dict[str, int]:
-        """Lengths of all axes as the inputs have them; an axis of no input is 1 unless constant."""
+        """Lengths of all axes in the inputs; an axis of no input is 1 unless constant."""
         definition = self._definition
         variable = dict.fromkeys(definition.variable_axes, 1)
         for name, spec in definition.inputs.items():
@@ -135,19 +123,19 @@ class Oracle:
 
 
 class _Broken(Exception):
-    """A child that cannot go on, or did not answer well."""
+    """A child that failed or returned an invalid response."""
 
     code = FAILED
 
 
 class _Unconfined(_Broken):
-    """A child that nothing keeps in."""
+    """A child without confinement."""
 
     code = UNCONFINED
 
 
 class _Process:
-    """One child; calls are answered one by one."""
+    """One child; it handles calls one by one."""
 
     def __init__(self, reference: str, limits: ReferenceLimits, *, unconfined: bool) -> None:
         nothing = os.open(os.devnull, os.O_RDONLY)
@@ -194,7 +182,6 @@ class _Process:
         return {name: self._array(shape, deadline) for name, shape in expected.items()}
 
     def close(self) -> None:
-        """Kill the child."""
         self._child.close()
 
     def _array(self, shape: tuple[int, ...], deadline: float) -> Array:
@@ -215,9 +202,9 @@ class _Process:
         try:
             answer = json.loads(found)
         except (ValueError, RecursionError):
-            raise _Broken("answers what is no JSON") from None
+            raise _Broken("returned invalid JSON") from None
         if not isinstance(answer, dict):
-            raise _Broken("answers what is no JSON object")
+            raise _Broken("returned JSON that is not an object")
         return answer
 
     def _read(self, count: int, deadline: float) -> bytes:
@@ -244,7 +231,6 @@ class _Process:
 
 
 def _confinement(answer: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the walls that the child found standing around itself."""
     if "unconfined" in answer:
         raise _Unconfined(_NOTHING_HOLDS)
     if "failed" in answer:
@@ -259,7 +245,7 @@ def _confinement(answer: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _check_answer(answer: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Compare what a child says it will send with the definition, before room is made for it."""
+    """Compare the announced outputs with the definition, before memory is allocated."""
     if "failed" in answer:
         raise _Broken(_failure(str(answer["failed"])))
     shapes, dtypes = answer.get("shapes"), answer.get("dtypes")
@@ -277,7 +263,6 @@ def _check_answer(answer: Mapping[str, Any], expected: Mapping[str, tuple[int, .
 
 
 def _wide(array: Array) -> Array:
-    """Floats as float64, all else as it is: what a formula computes with."""
     if array.dtype.kind in "iub":
         return np.ascontiguousarray(array)
     return np.ascontiguousarray(array, dtype=np.float64)
@@ -289,5 +274,4 @@ def _failure(text: str) -> str:
 
 
 def _safe(text: object) -> str:
-    """Make a stranger's text harmless."""
     return "".join(letter if " " <= letter <= "~" else "?" for letter in str(text))[:400]

@@ -1,7 +1,6 @@
-"""Names that a reference may use: what a formula needs, and nothing that reaches outside.
+"""Names that a reference may use: enough for formulas, without access to the outside.
 
-Lists of what is allowed, never of what is forbidden. Standard library only: the child that runs
-references reads it too.
+These are allow-lists. Standard library only, because the child imports them too.
 """
 
 from __future__ import annotations
@@ -32,10 +31,8 @@ NUMPY = _words(
     unravel_index var vdot vstack where zeros zeros_like
     """
 )
-"""Names of ``numpy``."""
 
 LINALG = _words("cholesky det eig eigh eigvalsh inv lstsq norm pinv qr slogdet solve svd")
-"""Names of ``numpy.linalg``."""
 
 MATH = _words(
     """
@@ -44,7 +41,6 @@ MATH = _words(
     log log10 log1p log2 nan pi pow prod sin sinh sqrt tan tanh tau trunc
     """
 )
-"""Names of ``math``."""
 
 ARRAY = _words(
     """
@@ -62,4 +58,3 @@ BUILTINS = _words(
     sorted sum tuple zip
     """
 )
-"""Python's own functions."""

@@ -1,7 +1,7 @@
 """Artifacts: a folder with ``artifact.json`` and its binaries, verified before anything is loaded.
 
 The bytes that were verified are the bytes that are loaded: the binary is read once, hashed, and
-copied to an anonymous file (or a private folder) that nobody else can change. Links, devices and
+copied to an anonymous file (or a private folder) that other users cannot change. Links, devices and
 names with folders in them are refused, and sizes are bounded, because the folder is written by
 another process.
 """
@@ -185,7 +185,7 @@ def check_solution_digest(body: Mapping[str, Any], binary: bytes, *, digest: str
 
 
 class LibraryFile:
-    """Verified bytes as a file that the dynamic loader can open and nobody can change.
+    """Verified bytes as a file that the dynamic loader can open and other users cannot change.
 
     The file stays open as long as the process: loaded code is never unloaded, and the loader knows
     libraries by name, so a name must not be used twice.

@@ -16,7 +16,7 @@
 The key is a digest of all that decides what is compiled: the source with all it calls, the types
 and alignment of its arguments, constants, options, the target, the versions of Triton and of its
 back ends, and the variables that change what they do. So an entry is used where the key is the same
-and nowhere else. Everything here is a stranger's until its digest is checked: bounded, strict, and
+and nowhere else. Everything here is untrusted until its digest is checked: bounded, strict, and
 refused before a driver sees it.
 """
 

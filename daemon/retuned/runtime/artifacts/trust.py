@@ -3,7 +3,7 @@
 The signature is a file beside the manifest. It says which artifact for which definition and server
 was published, and the SHA-256 of the manifest's bytes, which in turn name the code's; so it is
 checked before the manifest is parsed. It names no epoch: what was right to load stays right to
-load on the way back.
+load on a rollback.
 
 Keys come from ``RETUNED_TRUSTED_KEY``: hex, PEM files, files of hex, or a folder of ``*.pub`` such
 as the daemon's own, several separated by commas. They are read on every use, so a key that is added

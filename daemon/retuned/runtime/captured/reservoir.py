@@ -2,8 +2,8 @@
 
 Of every shape one launch in many gives its activations; weights are never taken. On the launch
 itself the tensors are only cloned where they lie, within a budget; the control thread makes bytes
-of them when it is idle. While nobody asked, no launch pays anything: the counter is part of the
-route of a shape, and routes are built anew when sampling begins and ends.
+of them when it is idle. Without a request, no launch pays anything: the counter is part of the
+route of a shape, and routes are rebuilt when sampling begins and ends.
 """
 
 from __future__ import annotations

@@ -103,7 +103,6 @@ class Swapped:
 
     @property
     def swapped_launches(self) -> int:
-        """Launches that ran the variant."""
         return self._sampler.ran()
 
     @property

@@ -140,7 +140,7 @@ class Runtime:
         return self._ops.register(op_type, slots)
 
     def override(self, *bindings: Binding) -> dict[str, str]:
-        """Put slots behind operators that somebody else has registered, until `close`.
+        """Put slots behind operators that another library registered, until `close`.
 
         Returns
         -------

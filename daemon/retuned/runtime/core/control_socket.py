@@ -1,13 +1,13 @@
 """The control socket: one JSON object a line, asked by the daemon, answered by the runtime.
 
-It lives in somebody else's server, so it is narrow: a stream socket that only this user (or root)
+It lives in another project's server, so it is narrow: a stream socket that only this user (or root)
 may use, lines and connections bounded, every wait bounded, and its threads are daemons that catch
 what they do not expect, write it to the log and go on. Serving never waits for it. Connections that
 say nothing give way to new ones, so that nobody shuts the daemon out by holding all places.
 
 Where the control socket is made, and who may connect to it.
 
-Sockets in a shared folder: a name that nobody else uses, and those of the dead removed.
+Sockets in a shared folder: a unique name, and those of the dead removed.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class ControlSocket:
         self._thread = threading.Thread(target=self._serve, name="retuned-control", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError:  # no thread to be had: a socket that nobody serves is worse than none
+        except RuntimeError:  # no thread to be had: an unserved socket is worse than none
             self._leave()
             raise
 
@@ -215,7 +215,7 @@ class ControlSocket:
             try:
                 connection, _ = self._listener.accept()
             except TimeoutError:
-                pass  # nobody came: time for what is not urgent
+                pass  # no connection came: time for what is not urgent
             except OSError as error:
                 if self._closing.is_set():
                     return
@@ -442,7 +442,7 @@ def _which(found: os.stat_result) -> tuple[int, int, int]:
 
 
 def _refuses(path: Path) -> bool:
-    """Whether nobody listens; a listener that is busy or slow is one."""
+    """Whether no process listens; a busy or slow listener counts as one."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_WAIT_S)
         try:

@@ -18,7 +18,7 @@ from typing import Any
 from retuned.runtime.schema import Refused
 
 PREPARED_FOR_S = 900.0
-"""A prepared variant that nobody commits is dropped after so long, seconds."""
+"""A prepared variant without a commit is dropped after this time, seconds."""
 MAX_HISTORY = 64
 """Orders remembered per slot, to answer a repeated one."""
 _MAX_TERM = 2**53
@@ -93,11 +93,11 @@ class Ledger:
             self._prepared.pop(artifact, None)
 
     def prepared(self, artifact: str) -> None:
-        """Begin the lease of a variant, or begin it anew."""
+        """Begin or renew the lease of a variant."""
         self._prepared[artifact] = self._clock()
 
     def renew(self, artifact: str) -> None:
-        """Begin the lease anew if there is one; what was committed once needs none."""
+        """Renew the lease if there is one; what was committed once needs none."""
         if artifact in self._prepared:
             self.prepared(artifact)
 
@@ -133,7 +133,7 @@ def number_of_environment(*names: str) -> int | None:
 
 
 def _started() -> int:
-    """When the kernel started this process, in ticks since boot; 0 where nobody says."""
+    """When the kernel started this process, in ticks since boot; 0 if unknown."""
     try:
         with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()

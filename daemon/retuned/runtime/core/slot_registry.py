@@ -91,7 +91,7 @@ def load(
 
 
 def is_resident(seat: LoadedSlot, digest: str) -> bool:
-    """Whether a variant is loaded; its lease, if it has one, begins anew."""
+    """Whether a variant is loaded; its lease, if it has one, is renewed."""
     with seat.lock:
         if digest not in seat.resident:
             return False
@@ -108,7 +108,7 @@ def drop_expired(seat: LoadedSlot) -> None:
 
 
 def make_room(seat: LoadedSlot, order: Order) -> None:
-    """Unload variants that no way back leads to."""
+    """Unload variants that no rollback needs."""
     for digest in (order.previous, order.artifact):
         if digest is not None and digest in seat.resident:
             seat.resident.move_to_end(digest)
@@ -178,7 +178,6 @@ class SlotRegistry:
         return seat
 
     def slots(self) -> list[Slot]:
-        """Return the slots there are."""
         return [seat.slot for seat in list(self.seats.values())]
 
     def adopt(self, definition: str, artifact: Artifact) -> LoadedSlot:

@@ -79,7 +79,7 @@ class Slot:
     )
 
     def __new__(cls, *_args: object, **_kwargs: object) -> Slot:
-        """Give every slot a class of its own: calling it then costs one call, not two."""
+        """Give every slot a separate class: calling it then costs one call, not two."""
         return object.__new__(type(cls.__name__, (cls,), {"__slots__": ()}))
 
     def __init__(
@@ -110,7 +110,6 @@ class Slot:
 
     @property
     def table(self) -> Table:
-        """The table in use."""
         return self._table
 
     def commit(self, in_force: InForce) -> None:

@@ -114,7 +114,7 @@ class Supervision:
         return max(0.0, self._clock() - self._heard_s)
 
     def heard(self) -> None:
-        """Note that the daemon asked after its orders: the lease begins anew."""
+        """Note that the daemon asked after its orders: the lease is renewed."""
         self._heard_s = self._clock()
 
     def admit(self, order: Order) -> None:

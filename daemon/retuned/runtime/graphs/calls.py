@@ -26,7 +26,7 @@ KERNEL_NODE = 0
 MAX_NODES = 100_000
 """Nodes of one graph that are looked at."""
 MAX_NAME = 256
-"""Characters kept of a kernel's name; it is a stranger's text."""
+"""Characters kept of a kernel's name; the text is untrusted."""
 
 MAX_KNOWN = 16_384
 """Kernels whose layout is remembered; the oldest give way."""
@@ -141,7 +141,7 @@ class GraphCalls:
         Raises
         ------
         DriverFailed
-            If the node is no kernel's.
+            If the node is not a kernel node.
         """
         found = structure_of(self.vendor)()
         self._call(self._names.params, Handle(node), ctypes.byref(found))
@@ -227,7 +227,7 @@ class GraphCalls:
         return check_layout(found)
 
     def name(self, function: int, kernel: int = 0) -> str:
-        """Return a kernel's name, mangled as its compiler did; empty where nobody knows."""
+        """Return a kernel's name, mangled as its compiler did; empty if unknown."""
         if self.vendor == "amd":
             found = self.driver.text("hipKernelNameRef", Handle(function))
             return found[:MAX_NAME]

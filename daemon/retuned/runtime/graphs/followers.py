@@ -167,7 +167,7 @@ class Graphs:
 
     @property
     def unfollowed(self) -> int:
-        """Graphs of which nobody knows what they launch: no swap reaches into them."""
+        """Graphs whose launches are unknown: no swap reaches into them."""
         missed = self.captured + self.unseen + self.index.left_out
         return missed + sum(self.failures.copy().values())
 

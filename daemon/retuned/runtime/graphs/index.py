@@ -36,7 +36,7 @@ class Site:
     node: int
     """Handle."""
     name: str
-    """Of the kernel, as compiled; a stranger's text."""
+    """Of the kernel, as compiled; untrusted text."""
     function: int
     """Handle of what was captured: of a module's function or of a library's kernel."""
     grid: Size
@@ -98,7 +98,6 @@ class IndexedGraph:
 
     @property
     def nodes(self) -> int:
-        """All nodes."""
         return len(self.sites) + self.others
 
     def alive(self) -> Any:  # noqa: ANN401 - the server's object
@@ -173,7 +172,6 @@ class GraphIndex:
             del self._gone[next(iter(self._gone))]
 
     def clear(self) -> None:
-        """Forget all."""
         with self._lock:
             self._graphs.clear()
             self._gone.clear()

@@ -91,7 +91,6 @@ class CaptureGate:
 
     @property
     def captures(self) -> int:
-        """Captures under way."""
         return len(self._captures)
 
     def begin(self, graph: object) -> None:
@@ -217,7 +216,7 @@ class Recorder:
             self._unplaced.clear()
 
     def where(self, stream: tuple[int, int]) -> tuple[Captured | None, str]:
-        """Return where the capture of a stream stands, or why nobody knows."""
+        """Return where the capture of a stream stands, or why it is unknown."""
         try:
             return self._calls_of(stream[0]).capturing(stream[1]), ""
         except Refused as error:
@@ -277,7 +276,6 @@ class NotedTensor:
         return self.address
 
     def numel(self) -> int:
-        """Elements."""
         return math.prod(self.shape)
 
     def size(self, dim: int | None = None) -> Any:  # noqa: ANN401 - as a tensor's

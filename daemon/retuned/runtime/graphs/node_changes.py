@@ -144,6 +144,6 @@ def is_stale(target: Target, note: Note) -> bool:
 
 
 def originals(sites: Sequence[tuple[IndexedGraph, Site]]) -> list[Step]:
-    """Return the way back of every node that launches something else."""
+    """Return the rollback of every node that launches something else."""
     steps = (prepare(graph, site, None) for graph, site in sites if site.now and not graph.broken)
     return [step for step in steps if step is not None]

@@ -277,7 +277,7 @@ def _restore(graph: IndexedGraph, step: Step, *, instance: int) -> None:
             graph.calls.set_exec(instance, step.site.node, step.old)
         graph.calls.set_node(step.site.node, step.old)
     except Refused as error:
-        step.site.keeps = (*step.site.keeps, *step.keeps)  # nobody knows what it launches now
+        step.site.keeps = (*step.site.keeps, *step.keeps)  # what it launches now is unknown
         _broken(graph, error)
         return
     step.site.now, step.site.mark, step.site.keeps = step.before

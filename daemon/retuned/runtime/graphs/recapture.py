@@ -62,7 +62,7 @@ class Recapture:
         Raises
         ------
         Refused
-            ``recapture-unavailable`` if nobody offers it, ``recapture-under-way`` or
+            ``recapture-unavailable`` if no callback is registered, ``recapture-under-way`` or
             ``recapture-failed``; what was captured before goes on being replayed.
         """
         offers = list(self._offers)

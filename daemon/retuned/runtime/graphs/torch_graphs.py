@@ -74,7 +74,6 @@ class TorchGraphs:
 
     @property
     def installed(self) -> bool:
-        """Whether graphs are followed."""
         return self._cls is not None and self._kept
 
     @property

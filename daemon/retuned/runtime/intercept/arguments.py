@@ -36,7 +36,6 @@ class Argument:
     """Whether a pointer is 16-byte aligned."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON data."""
         return {
             "name": self.name,
             "kind": self.kind,
@@ -83,7 +82,7 @@ def observe(
     names, constexprs, values
         Of every parameter, in order.
     options
-        Keywords of the launch that are no parameters.
+        Keywords of the launch that are not parameters.
     compiled
         What Triton launched; None in its interpreter.
     grid
@@ -94,7 +93,7 @@ def observe(
     Raises
     ------
     TypeError, ValueError
-        If the grid is no grid.
+        If the grid is invalid.
     """
     given = {name: value for name, value in options.items() if name not in _LAUNCH}
     dimensions = [int(length) for length in grid]
@@ -121,7 +120,7 @@ def dtype_name(dtype: object) -> str:
     return str(dtype).removeprefix("torch.")[:_MAX_TEXT]
 
 
-def plain(value: Any) -> Any:  # noqa: ANN401 - a stranger's argument
+def plain(value: Any) -> Any:  # noqa: ANN401 - an untrusted argument
     """Return a value as JSON data; what is no plain value becomes an object that says what it is.
 
     >>> plain(3), plain(1e-6), plain(True), plain(len)

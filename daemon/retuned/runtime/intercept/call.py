@@ -116,7 +116,7 @@ class LaunchCall:
         return values
 
     def options(self) -> dict[str, Any]:
-        """Return the keywords that are no parameters."""
+        """Return the keywords that are not parameters."""
         names = self.kernel.names
         return {
             name: value

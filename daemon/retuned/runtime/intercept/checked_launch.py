@@ -1,4 +1,4 @@
-"""Checked launches: the variant and the server's code each run into memory of their own.
+"""Checked launches: the variant and the server's code each write to separate memory.
 
 A kernel writes into memory that the server gave it, so that a comparison needs copies. Both sides
 get one of every storage that is stored to, whole, with the same place, strides and alignment: what

@@ -156,7 +156,6 @@ class Codes:
 
     @property
     def count(self) -> int:
-        """How many are compiled."""
         return len(self._codes)
 
     def code_of(self, signature: Signature, raw: Sequence[Any], options: Mapping[str, Any]) -> Code:

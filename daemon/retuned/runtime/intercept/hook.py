@@ -120,7 +120,6 @@ class Interceptor:
 
     @property
     def on(self) -> bool:
-        """Whether anything is intercepted."""
         return bool(self._stock)
 
     # --- kernels ----------------------------------------------------------------------------------
@@ -183,7 +182,7 @@ class Interceptor:
                 self._seen[key] = weakref.ref(target, lambda _: gone.pop(key, None))
                 setattr(target, ATTRIBUTE, found)
                 return found
-        except Exception as error:  # a stranger's object: its launch must go on
+        except Exception as error:  # an untrusted object: its launch must go on
             log.warning("a Triton kernel is not followed: %r", error)
             return None
 

@@ -11,7 +11,7 @@ One record per shape key::
 ``kind`` is ``pointer``, ``int``, ``float``, ``constexpr`` (also a pointer that is None) or
 ``other``. Values that are no plain numbers or short text are objects that say what they are.
 ``grid_source`` is text only where the server gave a function. On the control socket the text of a
-source is sent once per page, under its digest. Names and text are a stranger's.
+source is sent once per page, under its digest. Names and text are untrusted.
 """
 
 from __future__ import annotations

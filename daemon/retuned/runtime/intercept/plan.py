@@ -439,7 +439,7 @@ class Plan:
         return any(names.get(name) is not value for names, name, value in self.codes.watched)
 
     def _options(self, kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """Return the keywords that are no parameters, with their values."""
+        """Return the keywords that are not parameters, with their values."""
         given = tuple(kwargs)
         names = self._forms.get(given)
         if names is None:

@@ -298,7 +298,7 @@ class Kernel:
                 if self.tell is not None:
                     self.tell()
             cell.count += 1
-        except Exception as error:  # strangers' arguments: counting must not break a launch
+        except Exception as error:  # untrusted arguments: counting must not break a launch
             self.other.count += 1
             log.debug("%s: a launch is counted without its shape: %r", self.name, error)
 

@@ -35,7 +35,6 @@ class Interception:
 
     @property
     def on(self) -> bool:
-        """Whether anything is intercepted."""
         return self._interceptor.on
 
     def states(self) -> dict[str, str]:

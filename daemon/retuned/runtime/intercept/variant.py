@@ -207,7 +207,7 @@ class KernelVariant:
         Raises
         ------
         TypeError
-            If an option is no plain value.
+            If an option is not a plain value.
         """
         known = plan.ready.get(signature)
         if known is not None:
@@ -294,7 +294,7 @@ class KernelVariant:
         return inputs_sum(call.values(), plan.stores)
 
     def capturing(self) -> Callable[[], bool] | None:
-        """Return whether the current stream is being captured; None where there is no GPU."""
+        """Return whether the current stream is being captured; None without a GPU."""
         if self._torch is None or not self._torch.cuda.is_available():
             return None
         capturing: Callable[[], bool] = self._torch.cuda.is_current_stream_capturing
@@ -335,7 +335,7 @@ class KernelVariant:
             return signature
         try:
             ready = self.ready_for(plan, call, signature)
-        except TypeError:  # an option that is no plain value
+        except TypeError:  # an option that is not a plain value
             return _UNBOUND
         if ready is None:
             return NOT_COMPILED

@@ -134,7 +134,6 @@ class CpuVariant(LoadedVariant):
 
     @property
     def device(self) -> Any:  # noqa: ANN401 - torch.device
-        """The CPU."""
         return self._torch.device("cpu")
 
     def is_here(self) -> Callable[[Tensor], bool]:
@@ -142,7 +141,6 @@ class CpuVariant(LoadedVariant):
         return attrgetter("is_cpu")
 
     def allocate(self) -> Allocate:
-        """Return what allocates an output."""
         empty: Allocate = self._torch.empty
         return empty
 

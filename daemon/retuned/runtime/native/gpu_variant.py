@@ -62,7 +62,6 @@ class GpuVariant(DeviceVariant):
 
     @property
     def kernel(self) -> GpuKernel:
-        """The loaded object."""
         return self._kernel
 
     @property

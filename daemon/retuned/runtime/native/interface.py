@@ -22,7 +22,7 @@ Launch = Callable[[tuple[Tensor, ...]], Any]
 
 
 class Detached(Protocol):
-    """Both sides of a check of one launch, each in memory of its own."""
+    """Both sides of a check of one launch, each in separate memory."""
 
     size: int
     """Bytes that one side needs."""

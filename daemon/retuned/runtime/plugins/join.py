@@ -181,7 +181,7 @@ class PluginAttachment:
         """Go on after an import; inside of it, so nothing may be raised."""
         try:
             self.join(arrived=name)
-        except Exception:  # inside somebody's import of `name`, which must not fail
+        except Exception:  # inside another module's import of `name`, which must not fail
             log.exception("cannot go on after the import of %s", name)
 
 

@@ -32,12 +32,12 @@ class ProfilerOwnership:
         self._theirs: set[int] = set()
         self._ours: int | None = None
         self.wanted = threading.Event()
-        """Set while somebody waits for our window to close."""
+        """Set while another user waits for our window to close."""
         self._closed = threading.Event()
         self._closed.set()
 
     def begin(self) -> bool:
-        """Take the turn for this thread; False while somebody else profiles."""
+        """Take the turn for this thread; False while another user profiles."""
         with self._lock:
             if self._theirs or self._ours is not None:
                 return False
@@ -47,7 +47,6 @@ class ProfilerOwnership:
             return True
 
     def end(self) -> None:
-        """Give the turn back."""
         with self._lock:
             self._ours = None
             self._closed.set()

@@ -24,7 +24,7 @@ from retuned.runtime.schema import Refused
 DETACHES = (12, 6)
 """From this CUDA on CUPTI can leave a process that has captured graphs."""
 _OTHERS = ("KINETO_USE_DAEMON", "CUDA_INJECTION64_PATH", "ROCP_TOOL_LIBRARIES", "HSA_TOOLS_LIB")
-"""Variables by which somebody else's profiler is in the process."""
+"""Variables that show another profiler in the process."""
 Quiet = Callable[[], AbstractContextManager[None]]
 
 

@@ -122,7 +122,7 @@ class Results:
         Raises
         ------
         ValueError
-            If they are no numbers of a check.
+            If they are not the numbers of a check.
         """
         about: CheckInputs = check.about
         self._judge.cost.spend(sum(check.spans_ns) / 1e9)
@@ -215,7 +215,7 @@ class AsyncChecker(Results):
         inputs: tuple[Any, ...],
         plain: Launch | None,
     ) -> Any:  # noqa: ANN401 - what the kernel returned
-        """Serve the server's own code, and queue both kernels aside, each on copies of its own.
+        """Serve the server's own code, and queue both kernels aside, each on separate copies.
 
         Parameters
         ----------

@@ -32,7 +32,7 @@ class Comparison:
     ratio: float
     """Largest difference in units of the allowed difference; 0 where `nonfinite`."""
     rms_ratio: float = 0.0
-    """RMS of the difference in the same units; 0 where `nonfinite` and where nobody says."""
+    """RMS of the difference in the same units; 0 where `nonfinite` and where unknown."""
 
 
 Compare = Callable[[Sequence[Tensor], Sequence[Tensor], float], Comparison]

@@ -1,6 +1,6 @@
 """What a check needs of a GPU, and all that the checks know of PyTorch's streams and events.
 
-Work of a check is queued on one stream of its own per device, behind a mark on the server's stream.
+Work of a check is queued on one separate stream per device, behind a mark on the server's stream.
 Nothing here lets the server's stream wait for that one, and nothing but `arrived` asks how far it
 has come. PyTorch has no priority below the default one: on NVIDIA there is none at all, and on AMD
 its pools do not offer it. What servers launch with a higher one goes first.

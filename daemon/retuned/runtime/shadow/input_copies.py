@@ -86,12 +86,12 @@ class InputCopier:
         self._held_bytes = 0
 
     def keep(self, inputs: tuple[Tensor, ...], *, constant: Collection[int]) -> InputCopies | None:
-        """Copy what is no constant; None where the budget does not allow it.
+        """Copy what is not a constant; None where the budget does not allow it.
 
         Parameters
         ----------
         inputs
-            Of one launch. What is no plain tensor is passed on as it is.
+            Of one launch. What is not a plain tensor is passed on as it is.
         constant
             Positions of the weights.
         """

@@ -117,7 +117,6 @@ class Checks:
 
     @property
     def count(self) -> int:
-        """Checks under way."""
         return len(self._taken)
 
     def begin(

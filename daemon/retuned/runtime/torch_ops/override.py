@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 KEYS = ("CPU", "CUDA")
 """Keys that can be taken over; AMD's devices have CUDA's."""
 BUILT_IN = frozenset(("aten", "prim", "prims", "quantized"))
-"""Namespaces whose operators the compiler may replace by code of its own."""
+"""Namespaces whose operators the compiler may replace by generated code."""
 
 Body = Callable[..., Any]
 """(keyset, arguments as the schema has them) -> what the operator returns."""
@@ -194,14 +194,13 @@ class Override:
 
     @property
     def active(self) -> bool:
-        """Whether launches come here: nobody has overridden the operator since."""
+        """Whether launches come here: no later override exists."""
         if self._library is None:
             return False
         lines = registrations(loaded_torch()._C._dispatch_dump(self.name)).get(self.key, [])
         return len(lines) == self._registered
 
     def destroy(self) -> None:
-        """Give the operator back; again does nothing."""
         with _LOCK:
             if self._library is not None:
                 _RETIRED.append(self._held)

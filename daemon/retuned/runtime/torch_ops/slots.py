@@ -87,7 +87,7 @@ class BoundOperator:
         self.key = key
         self.slots: dict[str, OperatorSlot] = {}
         self.passed: dict[str, int] = {}
-        """Launches that are no definition's, by reason."""
+        """Launches that belong to no definition, by reason."""
         self.faults = 0
         """Launches that failed in here, and were the original's."""
         self._arguments = Arguments(binding, operator._schema)
@@ -111,7 +111,6 @@ class BoundOperator:
         }
 
     def destroy(self) -> None:
-        """Give the operator back."""
         self.override.destroy()
 
     # --- the hot path -----------------------------------------------------------------------------
@@ -214,7 +213,7 @@ class BoundOperator:
     # --- slots ------------------------------------------------------------------------------------
 
     def _seat(self, keyset: Keyset, args: tuple[Any, ...]) -> Seat | None:
-        """Return the seat of a launch; None where it is no definition's."""
+        """Return the seat of a launch; None where it belongs to no definition."""
         identity = self._identity()(args)
         reason = self._passing.get(identity)
         if reason is None:
@@ -363,7 +362,6 @@ class Operators:
         return [*(bound.state() for bound in list(self._bound.values())), *refused]
 
     def close(self) -> None:
-        """Give all operators back."""
         with self._lock:
             for bound in self._bound.values():
                 bound.destroy()

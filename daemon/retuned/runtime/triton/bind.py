@@ -80,7 +80,7 @@ class Binding:
         Raises
         ------
         Refused
-            ``lengths-too-large`` if a run-time length is no int32.
+            ``lengths-too-large`` if a run-time length is not an int32.
         """
         args, places = self.template(lengths)
         for place, index in places:

@@ -141,7 +141,7 @@ class _Step:
 
 
 def _declared(steps: Declared, *, entry: str, grid: Sequence[str]) -> list[_Step]:
-    """Return every launch as it is declared; the only one where there are no steps."""
+    """Return every launch as it is declared; the only one without steps."""
     if not isinstance(steps, (list, tuple)) or len(steps) > MAX_STEPS:
         raise _violated(f"steps are a list of at most {MAX_STEPS}")
     if not steps:

@@ -53,7 +53,6 @@ class Tally:
     """Found in Triton's own cache, on disk or in memory."""
 
     def as_json(self) -> dict[str, int]:
-        """Return it as JSON data."""
         return {
             "shipped": self.shipped,
             "compiled_here": self.compiled_here,

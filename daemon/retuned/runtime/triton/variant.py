@@ -83,7 +83,6 @@ class TritonVariant(DeviceVariant):
 
     @property
     def steps(self) -> TritonSteps:
-        """Its launches."""
         return self._kernel
 
     def capturing(self) -> Callable[[], bool] | None:

@@ -58,7 +58,7 @@ class Change:
     rows: tuple[Any, ...]
     """New rows, as the format has them."""
     defaults: tuple[Run, ...] = ()
-    """What the server picks where there is no file."""
+    """What the server picks without a file."""
     rule: str = ""
     """How the server pads, for AITER."""
     lookup: Mapping[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The only place that writes: whole or not at all, with the way back beside it.
+"""The only place that writes: whole or not at all, with the original beside it.
 
 Beside a file ``x`` lies ``x.retuned.json``: which order made which bytes of which, who and when;
 and ``x.retuned-before.<digest>``: the bytes that were there. Both are there before ``x`` changes,

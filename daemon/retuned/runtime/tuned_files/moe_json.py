@@ -21,7 +21,7 @@ Rows = tuple[tuple[int, Config], ...]
 take the one that comes first."""
 
 VERSION_KEY = "triton_version"
-"""The one key that is no batch size, in vLLM's files."""
+"""The one key that is not a batch size, in vLLM's files."""
 MAX_ROWS = 1024
 """Most rows of a file; the longest that ships has 37."""
 MAX_PARAMETERS = 64

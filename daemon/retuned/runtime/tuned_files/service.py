@@ -38,7 +38,7 @@ from retuned.runtime.tuned_files.servers import Server
 from retuned.runtime.tuned_files.strict import digest_of
 
 ENGAGED, NEEDS_RESTART, LOST = STATES = ("engaged", "needs-restart", "lost")
-"""The server picks it; it will once it was started anew; it does not, or the file is another."""
+"""The server picks it; it will after a restart; it does not, or the file is another."""
 _SHOWN = 4
 
 

@@ -2,7 +2,6 @@
 
 from retuned.lab.generators.evolve.config import EvolveConfig, EvolveRules
 from retuned.lab.generators.evolve.device import DeviceBrief, brief_of
-from retuned.lab.generators.evolve.foreign import ForeignGenerator
 from retuned.lab.generators.evolve.generator import EvolveGenerator
 from retuned.lab.generators.evolve.knowledge import read_hint
 from retuned.lab.generators.evolve.redaction import redact, redactor, secrets_only
@@ -13,7 +12,6 @@ __all__ = [
     "EvolveConfig",
     "EvolveGenerator",
     "EvolveRules",
-    "ForeignGenerator",
     "Task",
     "brief_of",
     "read_hint",

@@ -63,9 +63,5 @@ class EvolveConfig(Record):
     """Folder of the transcripts, one file an experiment."""
     hints: str = ""
     """Folder of hint files, one per definition or family; empty for none."""
-    backend: Literal["own", "openevolve", "skydiscover"] = "own"
-    """Who searches."""
-    backend_python: str = ""
-    """Interpreter that has the package of another back end; empty for our own."""
     rules: EvolveRules = EvolveRules()
     """How the search goes."""

@@ -1,4 +1,4 @@
-"""Chance: the yardstick for every other generator."""
+"""Uniform sampling: what benchmarks and tests compare a generator with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from retuned.ports import Finding
 
 
 class RandomGenerator:
-    """Proposes valid points in a random order that the seed fixes; learns nothing.
+    """Proposes valid points in an order that the seed fixes; learns nothing.
 
     Parameters
     ----------
