@@ -19,7 +19,7 @@ from retuned.cli.evidence import _file
 from retuned.cli.validate import read_candidate
 from retuned.errors import RetunedError
 from retuned.files import NotPlain, open_plain, read_plain
-from retuned.lab.audit.elf_file import read_bytes
+from retuned.lab.audit.elf import read_bytes
 from retuned.settings import load_settings
 from retuned.store.policy_files import load_policies
 from retuned.traces.source import open_regular

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retuned.lab.languages.elf import BinaryAuditFailed, audit
+from retuned.lab.languages.binary_audit import BinaryAuditFailed, audit
 
 PLAIN = 'extern "C" void kernel(float* y) { y[0] = 1.0f; }\n'
 EARLY = "int n; __attribute__((WHEN)) void f() { n = 1; }\n"

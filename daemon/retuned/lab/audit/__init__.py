@@ -6,7 +6,7 @@ calls, and computes the occupancy that they leave.
 """
 
 from retuned.lab.audit.arch import ArchLimits, known_architectures, limits_of
-from retuned.lab.audit.elf_file import ElfFile, ObjectUnreadable, read_bytes
+from retuned.lab.audit.elf import ElfFile, ObjectUnreadable, read_bytes
 from retuned.lab.audit.facts import KernelFacts
 from retuned.lab.audit.findings import AuditCode, AuditLimits, AuditProblem, AuditReport, refusal
 from retuned.lab.audit.occupancy import Occupancy, occupancy

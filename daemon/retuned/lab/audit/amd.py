@@ -11,9 +11,10 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from retuned.lab.audit.elf_file import EM_AMDGPU, ElfFile, Symbol
+import msgspec
+
+from retuned.lab.audit.elf import EM_AMDGPU, SHT_DYNSYM, ElfFile, Symbol
 from retuned.lab.audit.facts import KernelFacts
-from retuned.lab.audit.msgpack import BadMessage, decode
 
 MACHINES: Mapping[int, str] = {
     0x2C: "gfx900", 0x2F: "gfx906", 0x30: "gfx908", 0x32: "gfx90c", 0x33: "gfx1010",
@@ -23,6 +24,8 @@ MACHINES: Mapping[int, str] = {
 }  # fmt: skip
 """Low byte of the header's flags to architecture, in LLVM's numbering."""
 _METADATA = 32
+_METADATA_BYTES = 4 * 2**20
+"""Largest metadata that is decoded: a byte may become an object of 64 bytes."""
 _DESCRIPTOR = struct.Struct("<IIII q 20x III HH 4x")
 _UNIFIED = ("gfx90a", "gfx942", "gfx950")
 _HOST_BUFFERS = ("hidden_hostcall_buffer", "hidden_default_queue", "hidden_heap_v1")
@@ -46,7 +49,7 @@ def read_kernels(elf: ElfFile) -> list[KernelFacts]:
         If notes or descriptors are missing or invalid.
     """
     symbols = {symbol.name: symbol for symbol in elf.symbols() if symbol.name}
-    symbols |= {symbol.name: symbol for symbol in elf.dynamic_symbols() if symbol.name}
+    symbols |= {symbol.name: symbol for symbol in elf.symbols_of(SHT_DYNSYM) if symbol.name}
     found = [_kernel(elf, body, symbols) for body in _metadata(elf)]
     described = {facts.name for facts in found}
     for name in symbols:
@@ -59,9 +62,11 @@ def _metadata(elf: ElfFile) -> list[dict[str, Any]]:
     bodies = [n.body for n in elf.notes() if n.owner == "AMDGPU" and n.kind == _METADATA]
     if len(bodies) != 1:
         raise elf.broken(f"has {len(bodies)} notes of AMDGPU metadata, not one")
+    if len(bodies[0]) > _METADATA_BYTES:
+        raise elf.broken(f"has {len(bodies[0])} bytes of metadata, more than {_METADATA_BYTES}")
     try:
-        whole = decode(bodies[0])
-    except BadMessage as error:
+        whole = msgspec.msgpack.decode(bodies[0])
+    except (msgspec.DecodeError, RecursionError, TypeError, UnicodeError) as error:
         raise elf.broken(f"its metadata cannot be read: {error}") from None
     kernels = whole.get("amdhsa.kernels") if isinstance(whole, dict) else None
     if not isinstance(kernels, list) or len(kernels) > _KERNELS_MAX:

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from retuned.lab.audit.elf_file import EM_CUDA, ElfFile, Section
+from retuned.lab.audit.elf import EM_CUDA, ElfFile, Section
 from retuned.lab.audit.facts import KernelFacts
 
 _TEXT, _INFO, _SHARED = ".text.", ".nv.info", ".nv.shared."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from retuned.lab.audit.elf_file import STT_OBJECT, ElfFile, Section, Symbol
+from retuned.lab.audit.elf import STT_OBJECT, ElfFile, Section, Symbol
 from retuned.lab.audit.findings import NAMED, AuditCode, AuditProblem, problem_of
 from retuned.lab.audit.nvidia import RESERVED_SHARED
 

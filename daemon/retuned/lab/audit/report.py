@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from retuned.lab.audit import amd, nvidia
 from retuned.lab.audit.arch import limits_of
-from retuned.lab.audit.elf_file import (
+from retuned.lab.audit.elf import (
     EM_AMDGPU,
     EM_CUDA,
     ElfFile,

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from retuned.contract import Digest, Environment, Language, Solution
 from retuned.errors import CompileFailed, MissingDependency
+from retuned.lab.languages.binary_audit import audit
 from retuned.lab.languages.cpp_contract import ContractViolated, check_preprocessed, check_source
-from retuned.lab.languages.elf import audit
 from retuned.lab.languages.limits import CompileLimits
 
 __all__ = ["CompileLimits", "Compiled", "check_contract", "compile_solution", "cpu_environment"]

@@ -17,7 +17,7 @@ from typing import Any
 
 from retuned.contract import Definition, Environment, Language, Solution
 from retuned.lab.audit import AuditLimits, AuditReport, ObjectUnreadable, audit_object, refusal
-from retuned.lab.languages.elf import BinaryAuditFailed
+from retuned.lab.languages.binary_audit import BinaryAuditFailed
 from retuned.lab.languages.gpu import INTERPRETED, find_gpu, gpu_environment, shared_limit
 from retuned.lab.languages.gpu_compile import LIMITS, compile_source, version_of
 from retuned.lab.languages.gpu_compilers import Compiler, compiler_for, find_nvrtc

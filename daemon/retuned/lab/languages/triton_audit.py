@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from retuned.lab.audit import AuditLimits, AuditReport, ObjectUnreadable, audit_object
-from retuned.lab.languages.elf import BinaryAuditFailed
+from retuned.lab.languages.binary_audit import BinaryAuditFailed
 from retuned.lab.languages.gpu import shared_limit
 
 

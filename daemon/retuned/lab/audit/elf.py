@@ -17,9 +17,11 @@ from retuned.files import read_plain
 
 MAX_BYTES = 64 * 2**20
 EM_CUDA, EM_AMDGPU = 190, 224
-SHT_SYMTAB, SHT_NOTE, SHT_NOBITS, SHT_DYNSYM = 2, 7, 8, 11
+SHT_SYMTAB, SHT_DYNAMIC, SHT_NOTE, SHT_NOBITS, SHT_DYNSYM = 2, 6, 7, 8, 11
 SHF_WRITE, SHF_ALLOC, SHF_EXECINSTR = 1, 2, 4
 STT_OBJECT, STT_FUNC = 1, 2
+DT_NEEDED = 1
+ET_DYN = 3
 _MAX_SECTIONS = 8192
 _MAX_SYMBOLS = 200_000
 _MAX_NAME = 4096
@@ -34,6 +36,7 @@ _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
+_DYNAMIC = struct.Struct("<QQ")
 _NOTE = struct.Struct("<III")
 
 
@@ -70,6 +73,14 @@ class Symbol:
     section: int
     """Index of its section; 0 where it is defined elsewhere."""
     value: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    kind: int
+    flags: int
+    offset: int
     size: int
 
 
@@ -139,9 +150,41 @@ class ElfFile:
                     return self._read_symbols(section)
         return []
 
-    def dynamic_symbols(self) -> list[Symbol]:
-        found = (section for section in self.sections if section.kind == SHT_DYNSYM)
+    def symbols_of(self, kind: int) -> list[Symbol]:
+        """Symbols of all tables of one kind, such as ``SHT_DYNSYM``."""
+        found = (section for section in self.sections if section.kind == kind)
         return [symbol for section in found for symbol in self._read_symbols(section)]
+
+    def dynamic(self) -> Iterator[tuple[int, int, str]]:
+        """Yield the entries that the loader reads: tag, value, and the name at that value.
+
+        The name is empty for tags whose value is not an offset into the table of names.
+        """
+        for section in self.sections:
+            if section.kind != SHT_DYNAMIC:
+                continue
+            if section.size % _DYNAMIC.size or section.link >= len(self.sections):
+                raise self.broken(f"section '{section.name[:60]}' is not a dynamic section")
+            self.charge(section.size // _DYNAMIC.size)
+            texts = self.content(self.sections[section.link])
+            for tag, value in _DYNAMIC.iter_unpack(self.content(section)):
+                if tag == 0:
+                    break
+                yield tag, value, self._text(texts, value) if tag == DT_NEEDED else ""
+
+    def segments(self) -> list[Segment]:
+        if not self._segments:
+            return []
+        if self._segment_size != _SEGMENT.size:
+            raise self.broken(f"has segments of {self._segment_size} bytes")
+        self.charge(self._segments)
+        table = self._take(
+            self._segments_at, _SEGMENT.size * self._segments, "the table of segments"
+        )
+        return [
+            Segment(kind=row[0], flags=row[1], offset=row[2], size=row[5])
+            for row in _SEGMENT.iter_unpack(table)
+        ]
 
     def notes(self) -> list[Note]:
         """Return notes of segments, which loaders read, and of sections, each once."""
@@ -234,16 +277,9 @@ class ElfFile:
         return texts[at:end].decode("ascii", "backslashreplace")
 
     def _note_blocks(self) -> Iterator[bytes]:
-        if self._segments:
-            if self._segment_size != _SEGMENT.size:
-                raise self.broken(f"has segments of {self._segment_size} bytes")
-            self.charge(self._segments)
-            table = self._take(
-                self._segments_at, _SEGMENT.size * self._segments, "the table of segments"
-            )
-            for kind, _, offset, _, _, size, _, _ in _SEGMENT.iter_unpack(table):
-                if kind == _PT_NOTE:
-                    yield self._take(offset, size, "a segment of notes")
+        for segment in self.segments():
+            if segment.kind == _PT_NOTE:
+                yield self._take(segment.offset, segment.size, "a segment of notes")
         for section in self.sections:
             if section.kind == SHT_NOTE:
                 yield self.content(section)
