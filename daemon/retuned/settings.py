@@ -273,21 +273,12 @@ class Settings(BaseModel):
     """Most money of one experiment, dollars; a question that might pass it is not asked."""
     evolve_max_usd_per_day: float = Field(default=10.0, ge=0.0)
     """Most money of all experiments within 24 hours, dollars."""
-    evolve_islands: int = Field(default=3, ge=1, le=16)
-    """Populations of variants that live apart."""
-    evolve_generations: int = Field(default=8, ge=1, le=1000)
-    """Variants that are asked for per island."""
-    evolve_start: Literal["incumbent", "reference", "both"] = "incumbent"
-    """What islands begin with: the variant in production, the definition's reference text, or the
-    reference on the last island only."""
     evolve_temperature: float | None = Field(default=0.8, ge=0.0, le=2.0)
     """How freely the model chooses; not set (`null` in a file) leaves it to the endpoint."""
     evolve_answer_tokens: int = Field(default=8_000, ge=256, le=200_000)
     """Longest answer, tokens; models that think aloud need more."""
     evolve_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """How the endpoint calls the longest answer."""
-    evolve_timeout_s: float = Field(default=180.0, gt=0.0)
-    """Longest wait for one answer, seconds."""
     evolve_hint_dir: Folder | None = None
     """Folder of people's hints for the model, `DEFINITION.md` or `FAMILY.md`."""
 

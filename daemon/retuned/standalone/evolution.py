@@ -47,13 +47,7 @@ def config_of(
         max_usd_per_day=settings.evolve_max_usd_per_day,
         temperature=settings.evolve_temperature,
         tokens_field=settings.evolve_tokens_field,
-        timeout_s=settings.evolve_timeout_s,
         transcripts=str(settings.state_dir / "transcripts"),
         hints=str(settings.evolve_hint_dir) if settings.evolve_hint_dir is not None else "",
-        rules=EvolveRules(
-            islands=settings.evolve_islands,
-            generations=settings.evolve_generations,
-            start=settings.evolve_start,
-            answer_tokens=settings.evolve_answer_tokens,
-        ),
+        rules=EvolveRules(answer_tokens=settings.evolve_answer_tokens),
     )

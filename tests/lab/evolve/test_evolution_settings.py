@@ -36,10 +36,11 @@ def test_it_is_off_until_an_address_is_set(tmp_path: Path) -> None:
 
 def test_everything_that_is_set_arrives_and_the_key_does_not(tmp_path: Path) -> None:
     found = config_of(
-        settings(tmp_path, evolve_islands=5, evolve_hint_dir=tmp_path / "hints"), environment=HERE
+        settings(tmp_path, evolve_answer_tokens=900, evolve_hint_dir=tmp_path / "hints"),
+        environment=HERE,
     )
     assert found is not None
-    assert found.rules.islands == 5
+    assert found.rules.answer_tokens == 900
     assert found.hints == str(tmp_path / "hints")
     assert found.transcripts == str(tmp_path / "transcripts")
     assert "k3y" not in found.model_dump_json()
