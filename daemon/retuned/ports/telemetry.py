@@ -131,8 +131,8 @@ class Spans(Protocol):
         stage
             What is done, a word such as ``gate``.
         after
-            ``Stored.traceparent`` of what is worked on: the span goes on from there. Empty, or what
-            is no traceparent, goes on from the span around this one.
+            ``Stored.traceparent`` of what is worked on: the span goes on from there. If empty or
+            invalid, it goes on from the span around this one.
         links
             The same of whatever else led here.
         since_s
