@@ -2,7 +2,7 @@
 
 RetunedError
 ├── UsageError            the command or its settings are wrong, or name what is nowhere exit 2
-├── Refused               the answer is no: not allowed, or nothing to do it to          exit 1
+├── Refused               a request was declined: not allowed, or without an object      exit 1
 ├── UnreadableInput       a file, record or answer from outside cannot be understood     exit 3
 │   └── PolicyInvalid     a gate policy, with each problem and its line                  exit 1
 ├── MissingDependency     a compiler, GPU, server or package that is needed is absent    exit 4

@@ -1,9 +1,9 @@
-"""Files among strangers: only regular ones are opened, without a wait; folders are made private.
+"""Safe file access: only regular files are opened, without waiting; folders are made private.
 
-A path may name a pipe that nobody writes to, a device whose reading never ends or whose opening
-does something, a socket, or by a link a file of `/proc` that blocks or has no size. None of them is
-opened for reading; what a path names is looked at before it is opened and again after, so that
-exchanging it in between gains nothing.
+An untrusted path may name a pipe without a writer, a socket, or a device that blocks or acts
+when it is opened. By a link it may name a file of `/proc` that blocks or has no size. None of
+them is opened for reading. The file's kind is checked before and after opening, so that
+replacing the file in between has no effect.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _MADE_BY_THE_KERNEL = frozenset(
         "rpc_pipefs", "nfsd", "functionfs",
     }
 )  # fmt: skip
-"""Kinds of file systems without a disk or memory of their own."""
+"""Kinds of file systems without a disk or memory behind them."""
 _DEVICE_AT = 2
 """Word of a line of ``mountinfo``."""
 
 
 class NotPlain(OSError):
-    """Something that is no regular file; `strerror` says what it is, as other errors do."""
+    """Raised for a path that is not a regular file; `strerror` names its kind."""
 
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(errno.EINVAL, f"it is {what}, and no regular file", str(path))
@@ -58,12 +58,12 @@ def make_private(folder: Path) -> None:
 
 
 def open_plain(path: Path, *, follow: bool = True) -> BufferedReader:
-    """Open a regular file for reading, without buffering ahead of what is asked for.
+    """Open a regular file for reading; opening never waits.
 
     Parameters
     ----------
     path
-        Of a stranger's choosing.
+        Untrusted.
     follow
         Whether its last part may be a link.
 
@@ -89,9 +89,9 @@ def open_plain(path: Path, *, follow: bool = True) -> BufferedReader:
 
 
 def read_plain(path: Path, *, max_bytes: int, follow: bool = True) -> bytes | None:
-    """Return a regular file's content; None where it has more bytes than bearable.
+    """Return a regular file's content; None if it is larger than `max_bytes`.
 
-    No more is read than that, whatever size the file claims or grows to meanwhile.
+    Reading stops soon after that, whatever size the file has or grows to.
 
     Raises
     ------
@@ -128,7 +128,7 @@ def _virtual_devices() -> frozenset[int]:
 
 
 def _mounted() -> Iterator[int]:
-    """Yield the mounts of the kernel's own file systems; nothing where nobody tells of mounts."""
+    """Yield the mounts of the kernel's virtual file systems; empty if mounts cannot be read."""
     try:
         with open("/proc/self/mountinfo", "rb") as stream:
             lines = stream.read().splitlines()

@@ -83,7 +83,7 @@ def read_text(path: Path, *, max_bytes: int = MAX_BYTES) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        text = f"byte {error.start} is no UTF-8; save the file as UTF-8"
+        text = f"byte {error.start} is not UTF-8; save the file as UTF-8"
         raise NotPlainYaml("not-utf8", path=path, line=line, message=text) from error
 
 
@@ -238,7 +238,7 @@ def _line(event: yaml.Event) -> int:
 
 
 _MOST_NAMED = 24
-"""Names of keys that are told at once; with a hundred nobody finds what is wrong."""
+"""Most known keys that a message lists."""
 _TRUE = re.compile("[yY]|[oO][nN]|[yY][eE][sS]")
 
 

@@ -1,13 +1,13 @@
 """What commands print: one JSON object on stdout where asked, else text; messages on stderr.
 
-Paths, names and comments are strangers' text wherever they come from: `safe` and `cell` for an
-answer, `say` for every message. The rule itself is `report.words.clean`, the same as in reports.
+Paths, names and comments are untrusted text: use `safe` and `cell` for output on stdout, and `say`
+for messages. Reports use the same rule, `clean`.
 
 Moments, spans and ids as people write and read them.
 
 Tables and fields as lines: names, ids and digests stay whole however narrow the terminal is.
 
-How values read: numbers with units, names cut to size, strangers' text made safe to show.
+How values read: numbers with units, names cut to size, untrusted text made safe to show.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def micros(value: object) -> str:
 
 
 def times(value: object) -> str:
-    """Return a ratio of times; three decimals near 1, so that 1.013 is told apart."""
+    """Return a ratio of times; three decimals near 1, so that 1.013 differs from 1."""
     number = finite(value)
     if number is None:
         return NOTHING

@@ -31,7 +31,7 @@ def check_url(
     Raises
     ------
     UsageError
-        If it is no plain http or https address, or a secret would be sent in the clear.
+        If it is not a plain http or https address, or a secret would be sent in the clear.
 
     Examples
     --------

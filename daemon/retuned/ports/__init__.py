@@ -1,7 +1,7 @@
-"""Everything outside, as one small Protocol each.
+"""Protocols of everything outside, one small Protocol each.
 
-Beside every real adapter ships a fake, and one conformance suite in ``tests/conformance`` runs over
-both. A port says what may go wrong by the errors it names; it never says how it is done.
+Every real adapter has a fake, and one conformance suite in ``tests/conformance`` runs over both. A
+port lists the errors that can occur; it never describes an implementation.
 """
 
 from retuned.ports.lab import (

@@ -1,4 +1,4 @@
-"""What an experiment needs: a bench, proposers of variants, and keys that sign what was found."""
+"""Ports of an experiment: a bench, generators of variants, and keys that sign evidence."""
 
 from __future__ import annotations
 
@@ -15,20 +15,18 @@ from retuned.stages.watch import Served
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One candidate's way through the lab."""
+    """One candidate's verdict and cost."""
 
     solution: Solution
-    """What was tried."""
     verdict: Verdict
-    """What the judge said."""
     seconds: float
-    """Wall time it cost."""
+    """Wall time."""
     definition: Digest | None = None
-    """Content of the definition that it was tried against; None where nobody wrote it down."""
+    """Digest of the definition that it was tested against; None if not recorded."""
 
 
 class Bench(Protocol):
-    """A lab that carries out a plan: this machine's child processes, or pods."""
+    """A lab that runs a plan in child processes of this machine or in pods."""
 
     def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
         """Yield a finding per candidate as soon as it is final, so that each is paid once.
@@ -50,29 +48,29 @@ class Bench(Protocol):
         ...
 
     def evidence(self, digest: Digest) -> bytes | None:
-        """Return the raw numbers that a verdict names; None if the lab has none of that name."""
+        """Return the evidence with a digest; None if the lab does not have it."""
         ...
 
     def turns(self, plan: str) -> Sequence[Turn]:
-        """Return which generators were asked for candidates of a plan, oldest first.
+        """Return the requests to generators for a plan, oldest first.
 
         Parameters
         ----------
         plan
-            The plan's id. Turns may be forgotten once the daemon starts anew after the plan's end.
+            The plan's id. After the plan's end, a restart of the daemon may lose its turns.
         """
         ...
 
     def stop(self) -> None:
-        """End the run in flight, from another thread, and begin none any more.
+        """End the current run, from another thread, and refuse new ones.
 
-        The run raises `TemporaryError`: what it has yielded is kept, the rest is resumed later.
+        The run raises `TemporaryError`: its findings so far are kept, the rest is resumed later.
         """
         ...
 
 
 class EndToEnd(Protocol):
-    """A running server as its users see it: the same requests, sent again and again."""
+    """A running server as clients see it: the same requests, sent repeatedly."""
 
     def serve(self) -> Served:
         """Send every request once, several at a time, and return all answers with their times.
@@ -109,25 +107,23 @@ class ChatMessage:
     """One message to a language model."""
 
     role: Literal["system", "user"]
-    """Who speaks."""
     content: str
-    """The text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """One question to a language model."""
+    """One request to a language model."""
 
     messages: tuple[ChatMessage, ...]
-    """The conversation; everything that is sent."""
+    """The conversation: everything that is sent."""
     purpose: Mapping[str, int | str] = field(default_factory=dict)
-    """What the asker wants to find again in `ChatModel.exchanges`; never sent."""
+    """Data of the caller to find the request in `ChatModel.exchanges`; never sent."""
     max_tokens: int = 4096
     """Longest answer, tokens."""
 
     @property
     def digest(self) -> Digest:
-        """Content digest: the same question is asked, and paid, once."""
+        """Content digest; a request is sent and paid for once."""
         messages = [[message.role, message.content] for message in self.messages]
         purpose = sorted(self.purpose.items())
         return digest_of([messages, [list(pair) for pair in purpose], self.max_tokens])
@@ -135,26 +131,26 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatAnswer:
-    """What the model said; a stranger's text, whatever it says."""
+    """Response of the model; untrusted text."""
 
     request: Digest
-    """Digest of the question as it was sent; transcripts name it."""
+    """Digest of the request as it was sent; transcripts name it."""
     text: str
-    """The answer, with secrets taken out."""
+    """The response, with secrets removed."""
     finish: str
     """Why it ended: ``stop``, or ``length`` where it was cut off."""
     prompt_tokens: int
-    """What was read, as reported, or else the most it can have been."""
+    """Input tokens as reported, else an upper bound."""
     completion_tokens: int
-    """What was written, as reported, or else the most it can have been."""
+    """Output tokens as reported, else an upper bound."""
     usd: float
-    """What it cost."""
+    """Cost, US dollars."""
     replayed: bool = False
     """Whether it was paid for earlier."""
 
 
 class ChatModel(Protocol):
-    """A language model behind a budget, and what was said so far in one conversation."""
+    """A language model behind a budget, with the exchanges of one conversation."""
 
     def ask(self, request: ChatRequest) -> ChatAnswer:
         """Return the model's answer; one that was paid for earlier is not asked for again.
@@ -172,12 +168,12 @@ class ChatModel(Protocol):
         ...
 
     def exchanges(self) -> Sequence[tuple[ChatRequest, ChatAnswer]]:
-        """Return every question that was answered, oldest first."""
+        """Return every request with its response, oldest first."""
         ...
 
 
 class Verifier(Protocol):
-    """Says whether somebody signed something."""
+    """Checks signatures."""
 
     def check(self, payload: bytes, *, key: str, signature: bytes) -> EvidenceFault | None:
         """Return what is wrong: ``evidence-key-unknown``, ``-key-revoked``, ``evidence-altered``.
@@ -185,13 +181,13 @@ class Verifier(Protocol):
         Raises
         ------
         UnreadableInput
-            If the keys cannot be read; treat that as doubt.
+            If the keys cannot be read; treat the payload as unverified.
         """
         ...
 
 
 class Notary(Verifier, Protocol):
-    """Signs what was measured, and knows its own signatures."""
+    """Signs evidence and checks its own signatures."""
 
     def sign(self, payload: bytes) -> tuple[str, bytes]:
         """Return the name of the key and the signature; a first key is made where there is none.

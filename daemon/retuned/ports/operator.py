@@ -1,4 +1,4 @@
-"""The operator, as a sidecar sees it."""
+"""The operator's API, as a sidecar calls it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from retuned.contract import Digest
 
 
 class Operator(Protocol):
-    """The operator of a cluster, as a sidecar asks it; it may be away for hours.
+    """The operator of a cluster, called by a sidecar; it may be unreachable for hours.
 
-    Every method may raise `TemporaryError`: it does not answer, is busy, or does not know the
-    token; and `Refused` with the operator's stable code: asking the same again is of no use.
+    Every method may raise `TemporaryError`: the operator does not answer, is busy, or does not
+    recognize the token. It may raise `Refused` with the operator's code: a retry does not help.
     """
 
     def hello(self, hello: Hello) -> Welcome:
-        """Say who is here, and learn which key signs artifacts.
+        """Announce the sidecar and return the operator's response with its signing key.
 
         Raises
         ------
@@ -31,7 +31,7 @@ class Operator(Protocol):
         ...
 
     def post(self, report: Report, *, traceparent: str = "") -> Ack:
-        """Tell a profile, a drift or how the slots stand; telling it again changes nothing.
+        """Report a profile, drift, live kernel or slot status; idempotent.
 
         Parameters
         ----------
@@ -50,12 +50,12 @@ class Operator(Protocol):
         ...
 
     def orders(self, *, after: int, wait_s: float) -> Orders:
-        """Return all that this pod is to have, once it is not what `after` names.
+        """Return this pod's orders once their revision differs from `after`.
 
         Parameters
         ----------
         after
-            Revision that is known; 0 knows none, and is answered at once.
+            Last known revision; with 0 the operator answers immediately.
         wait_s
             Longest wait, seconds; then the set is returned as it is.
 
@@ -71,7 +71,7 @@ class Operator(Protocol):
         ...
 
     def artifact(self, digest: Digest, *, folder: Path) -> None:
-        """Write the files of an artifact into an empty folder; what it claims to be is unproven.
+        """Write the files of an artifact into an empty folder; its content is unverified.
 
         Raises
         ------
@@ -80,14 +80,14 @@ class Operator(Protocol):
         Refused
             ``artifact-unknown``, ``artifact-damaged``, ``artifact-too-large``.
         UnreadableInput
-            ``bundle-invalid`` or ``bundle-corrupt``: what came is not what was announced.
+            ``bundle-invalid`` or ``bundle-corrupt``: the content does not match its header.
         OSError
             If the folder cannot be written.
         """
         ...
 
     def done(self, said: OrderDone, *, traceparent: str = "") -> None:
-        """Tell what became of an order; telling it again changes nothing.
+        """Report the outcome of an order; idempotent.
 
         Parameters
         ----------

@@ -159,7 +159,7 @@ class CaptureRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedTensor:
-    """One activation, as a stranger's server sent it."""
+    """One activation from a server; untrusted."""
 
     dtype: str
     """Element type without the ``torch.`` prefix."""

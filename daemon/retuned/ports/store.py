@@ -1,4 +1,4 @@
-"""What is kept, and when: records, their trail, and time."""
+"""Stored records, their audit trail, and time."""
 
 from __future__ import annotations
 
@@ -36,9 +36,7 @@ class Stored:
     body: Mapping[str, Any]
     """The record as JSON data."""
     created_at: datetime
-    """When it was first written."""
     updated_at: datetime
-    """When it was last written."""
     traceparent: str = ""
     """Span in which it was last written; empty where traces are off. A hint, never required."""
 
@@ -48,7 +46,6 @@ class Event:
     """One line of the audit trail; never changed, never removed."""
 
     at: datetime
-    """When."""
     kind: str
     """Kind of the record it is about."""
     id: str
@@ -58,7 +55,6 @@ class Event:
     who: str
     """``retuned`` or a person."""
     detail: Mapping[str, Any] = field(default_factory=dict)
-    """Numbers and text."""
 
 
 class Store(Protocol):
@@ -74,9 +70,7 @@ class Store(Protocol):
         """Compare and set the phase (and body); False if the phase is not `expect`."""
         ...
 
-    def get(self, kind: str, id: str) -> Stored | None:
-        """Return one record."""
-        ...
+    def get(self, kind: str, id: str) -> Stored | None: ...
 
     def list(
         self,
@@ -133,7 +127,7 @@ class Store(Protocol):
         ...
 
     def put_blob(self, data: bytes) -> Digest:
-        """Keep bytes under their digest."""
+        """Store bytes under their digest."""
         ...
 
     def get_blob(self, digest: Digest) -> bytes:
@@ -147,14 +141,14 @@ class Store(Protocol):
         ...
 
     def drop_blob(self, digest: Digest) -> bool:
-        """Forget bytes for good; False if they are not here. Outside transactions, like `put_blob`.
+        """Delete bytes; False if they are absent. Outside transactions, like `put_blob`.
 
         Raises
         ------
         TemporaryError
             If they cannot be removed now.
         UnreadableInput
-            If it is no digest.
+            If the argument is not a digest.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""What is seen and shown: traces, devices, metrics and spans."""
+"""Observation and export: traces, devices, metrics and spans."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class TraceBatch:
     format: str
     """Format found by content, such as ``rocprofv3-csv`` or ``kineto-json``."""
     launches: Sequence[LaunchRecord]
-    """Every launch that could be believed, in order of start."""
+    """Every valid launch, ordered by start."""
     span_ns: int
     """Last end minus first start."""
     skipped: Mapping[str, int] = field(default_factory=dict)
-    """Rows that were left out, by stable reason."""
+    """Number of skipped rows by reason code."""
     size_bytes: int = 0
     """Size of the file as it lies on disk; 0 where it never lay there."""
     completed_at_ns: int = 0
@@ -56,28 +56,26 @@ class TraceSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceState:
-    """One accelerator at one moment; None is what nobody says."""
+    """One accelerator at one moment; None if the driver does not report a value."""
 
     gpu: str
     """Vendor and number, such as ``nvidia-0``."""
     core_hz: float | None = None
-    """Clock of what computes."""
+    """Clock of the compute units."""
     core_max_hz: float | None = None
-    """The highest that it can have."""
+    """Highest clock of the compute units."""
     memory_hz: float | None = None
     """Clock of the memory."""
     power_w: float | None = None
-    """Draw, watts."""
+    """Power draw, watts."""
     power_limit_w: float | None = None
-    """Most that it may draw, watts."""
+    """Power limit, watts."""
     temperature_c: float | None = None
-    """Degrees Celsius."""
     throttled: frozenset[str] | None = None
-    """Why it is slower than it could be: ``power``, ``thermal``, ``hardware``, ``software``."""
+    """Causes of a reduced clock: ``power``, ``thermal``, ``hardware``, ``software``."""
     busy_ratio: float | None = None
-    """Share of time in which it did something."""
+    """Share of time in which it was busy."""
     memory_used_bytes: int | None = None
-    """Memory in use."""
     processes: tuple[int, ...] | None = None
     """Processes that compute on it, as this process numbers them."""
 
@@ -86,16 +84,16 @@ class Devices(Protocol):
     """The accelerators of this machine, as their driver shows them. Context, never a decision."""
 
     def read(self) -> Sequence[DeviceState]:
-        """Return how each stands now; nothing where the driver does not answer. Never raises."""
+        """Return the state of each; empty if the driver does not answer. Never raises."""
         ...
 
     def close(self) -> None:
-        """Let the driver's library go."""
+        """Release the driver's library."""
         ...
 
 
 class Telemetry(Protocol):
-    """Metrics and traces out; `retuned.telemetry` says which there are."""
+    """Exports metrics; `retuned.telemetry` lists them."""
 
     def count(self, name: str, amount: float = 1.0, **labels: str) -> None:
         """Add to a counter."""
@@ -110,7 +108,7 @@ class Telemetry(Protocol):
         ...
 
     def table(self, name: str, rows: Iterable[Row]) -> None:
-        """Replace all series of a metric: what is not among the rows is no more."""
+        """Replace all series of a metric; series without a row end."""
         ...
 
 
@@ -133,8 +131,8 @@ class Spans(Protocol):
         stage
             What is done, a word such as ``gate``.
         after
-            ``Stored.traceparent`` of what is worked on: the span goes on from there. Empty, or what
-            is no traceparent, goes on from the span around this one.
+            ``Stored.traceparent`` of what is worked on: the span goes on from there. If empty or
+            invalid, it goes on from the span around this one.
         links
             The same of whatever else led here.
         since_s
@@ -145,13 +143,13 @@ class Spans(Protocol):
         ...
 
     def carried(self) -> str:
-        """Return the traceparent of the span that is open; what is written down carries it."""
+        """Return the traceparent of the open span, to be stored with records."""
         ...
 
     def say(self, **about: Value) -> None:
-        """Add to what the open span is about."""
+        """Add attributes to the open span."""
         ...
 
     def close(self) -> None:
-        """Send what waits, as far as that takes a few seconds."""
+        """Send pending spans, for at most a few seconds."""
         ...

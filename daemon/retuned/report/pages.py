@@ -138,9 +138,9 @@ def environment(*packages: str, undefined: type[Undefined] = ChainableUndefined)
     Parameters
     ----------
     packages
-        Whose folders ``templates`` are looked through, in this order.
+        Packages whose folders ``templates`` are searched, in this order.
     undefined
-        What a name stands for that nobody gave; data of commands may have gaps.
+        Value of an undefined name; data of commands may be incomplete.
     """
     # autoescape for every name, not by suffix: a template added later must not be the exception
     made = Environment(

@@ -1,8 +1,8 @@
 """Plots as SVG text: bars, dumbbells, intervals, strips; curves over time come from `series`.
 
 Every function is pure and total: any finite data gives a well-formed picture, no data gives a box
-that says so, NaN and infinity are refused. Meaning never hangs on colour alone: shapes, fills and
-words carry it too. Below `WIDE_PX` labels move above their marks, for phones.
+with that note, NaN and infinity are refused. Colour is never the only distinction: shapes, fills
+and labels differ too. Below `WIDE_PX` labels move above their marks, for phones.
 
 Speedups with their bounds against the line at 1 and the noise floor.
 
@@ -337,7 +337,7 @@ def _bands(bands: Sequence[Band], x: Scale, *, height: float) -> tuple[str, str,
 
 
 def _marks(marks: Sequence[Mark], x: Scale, *, height: float) -> str:
-    """Draw each moment with its name in a row of its own, so that names never overlap."""
+    """Draw each moment with its name in a separate row, so that names never overlap."""
     body = ""
     for index, mark in enumerate(marks):
         at, row = x(mark.at), -_LINE * (len(marks) - index + 1)

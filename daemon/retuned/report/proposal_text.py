@@ -1,6 +1,6 @@
-"""What is shown of a proposal, wherever it is kept: the same words and the same stable JSON.
+"""Proposal texts and JSON, the same on one machine and in a cluster.
 
-How a freeze is told to people: for what it stands, and until when.
+Freeze texts: scope and end.
 """
 
 from __future__ import annotations
@@ -113,14 +113,14 @@ def scope_words(scope: FreezeScope) -> str:
 
 
 def end_words(freeze: TuningFreeze) -> str:
-    """Say when a freeze ends; one without an end stands until somebody lifts it."""
+    """Return when a freeze ends; one without an end lasts until it is thawed."""
     if freeze.until is None:
         return "until thawed"
     return f"until {utc_minute(freeze.until)}"
 
 
 def freeze_line(freeze: TuningFreeze) -> str:
-    """Say all of a freeze that stands, in one line."""
+    """Return an active freeze as one line."""
     reason = f": {freeze.reason}" if freeze.reason.strip() else ""
     words = f"{scope_words(freeze.scope)}, {end_words(freeze)}{reason}"
     return f"FROZEN by {freeze.user} {words} ({freeze.id})"

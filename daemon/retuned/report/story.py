@@ -1,7 +1,7 @@
-"""What the demo's record says, in words and plot rows; the page and the terminal share it.
+"""Story of the demo as sentences and plot rows; the page and the terminal share it.
 
-Every sentence is built only from what the record holds: a missing number drops its clause, a bad
-outcome is said as plainly as a good one.
+Every sentence is built only from what the record holds: a missing number drops its clause. A
+bad outcome is reported as plainly as a good one.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def requests_sentence(data: Json) -> str:
 
 
 def lead(data: Json) -> str:
-    """Return the numbers behind the headline: speedups, way back, requests."""
+    """Return the numbers behind the headline: speedups, rollback, requests."""
     parts = (_gains(data), _rolled_back(section(data, "rollback")), requests_sentence(data))
     return " ".join(part for part in parts if part)
 

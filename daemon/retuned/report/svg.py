@@ -100,7 +100,7 @@ def document(body: str, *, width: float, height: float, title: str, desc: str) -
 
 
 def nothing(width: float, *, title: str, why: str = "no data") -> str:
-    """Box that says there is nothing to show, so that nobody takes a gap for a zero."""
+    """Draw a box with a note, so that missing data does not look like zero."""
     body = rect(0.5, 0.5, width=width - 1, height=55, class_="empty")
     body += label(width / 2, 33, text=why, class_="muted", anchor="middle")
     return document(body, width=width, height=56, title=title, desc=why)

@@ -93,7 +93,7 @@ class BlobFolder:
         TemporaryError
             If they cannot be removed.
         UnreadableInput
-            If it is no digest.
+            If it is not a digest.
         """
         path = self._path(check_digest(digest))
         self._hook("blob-going")

@@ -95,7 +95,7 @@ def _later(detail: str) -> Read:
 
 
 def signed_by(data: bytes) -> str:
-    """Return the key that an envelope names; empty if it is no envelope."""
+    """Return the key that an envelope names; empty if it is not an envelope."""
     envelope = _envelope(data)
     return envelope.key if isinstance(envelope, SignedEvidence) else ""
 

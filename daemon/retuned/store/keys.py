@@ -54,11 +54,11 @@ class PublicKey:
         Raises
         ------
         UnreadableInput
-            If it is no public Ed25519 key.
+            If it is not a public Ed25519 key.
         """
         public = load_public(data)
         if public is None:
-            raise UnreadableInput("bad-key", where=where, message="is no Ed25519 key in PEM")
+            raise UnreadableInput("bad-key", where=where, message="is not an Ed25519 key in PEM")
         return cls(public)
 
     def check(self, payload: bytes, *, key: str, signature: bytes) -> EvidenceFault | None:
@@ -98,7 +98,7 @@ def message_of(key: str, payload: bytes) -> bytes:
 
 
 def load_public(data: bytes) -> Ed25519PublicKey | None:
-    """Read PEM; None where it is no public Ed25519 key."""
+    """Read PEM; None if it is not a public Ed25519 key."""
     try:
         public = serialization.load_pem_public_key(data)
     except ValueError:
@@ -312,7 +312,7 @@ class Ed25519Notary:
         return self.revocations.revoke(revocation)
 
     def public_keys(self) -> dict[str, Ed25519PublicKey]:
-        """Return every key that ever signed here, by id; files that are no such key are left out.
+        """Return every key that ever signed here, by id; other files are left out.
 
         Raises
         ------
@@ -380,7 +380,7 @@ class Ed25519Notary:
         target = self._folder / _PRIVATE
         try:
             make_private(self._folder)
-            # The public half first: no signature may exist that nobody can verify.
+            # The public half first: every signature must be verifiable.
             name = key_id(public).removeprefix("ed25519:")
             _write(self._folder / f"{name}.pub", public_pem(public).encode(), mode=0o644)
             _write(temporary, private_pem(private), mode=0o600)
@@ -437,7 +437,7 @@ class FakeNotary:
     ) -> Revocation:
         """Believe a key no more; see `Ed25519Notary.revoke`."""
         if key not in self._secrets or key == list(self._secrets)[-1]:
-            raise UsageError(f"{key!r:.60} is no older key")
+            raise UsageError(f"{key!r:.60} is not an older key")
         made = Revocation(key=key, at=at, reason=reason, trust_until=trust_until)
         return self._revoked.setdefault(key, made)
 
@@ -467,5 +467,5 @@ def _unreadable(path: Path, error: OSError) -> UnreadableInput:
 
 
 def _no_key(path: Path) -> UnreadableInput:
-    message = "is no Ed25519 key in PEM; run `retuned evidence rotate` to make another"
+    message = "is not an Ed25519 key in PEM; run `retuned evidence rotate` to make another"
     return UnreadableInput("bad-key", where=str(path), message=message)

@@ -96,11 +96,11 @@ def past_prefix(prefix: str) -> str | None:
     if not head:
         return None
     code = ord(head[-1]) + 1
-    return head[:-1] + chr(0xE000 if code == 0xD800 else code)  # surrogates are no text
+    return head[:-1] + chr(0xE000 if code == 0xD800 else code)  # surrogates are not text
 
 
 def encode(body: Mapping[str, Any]) -> str:
-    """Write a body as JSON; NaN and infinity are no JSON.
+    """Write a body as JSON; NaN and infinity are not valid JSON.
 
     Raises
     ------
@@ -111,12 +111,12 @@ def encode(body: Mapping[str, Any]) -> str:
 
 
 def check_digest(digest: Digest) -> str:
-    """Return the hexadecimal part; what is no digest never becomes a path.
+    """Return the hexadecimal part; other text never becomes a path.
 
     Raises
     ------
     UnreadableInput
-        If it is no digest.
+        If it is not a digest.
     """
     if not _DIGEST.fullmatch(digest):
         raise UnreadableInput(

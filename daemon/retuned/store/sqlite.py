@@ -2,7 +2,7 @@
 
 Write-ahead log with full synchronisation: what returned is on disk, and a kill at any moment leaves
 the state before or after a write, never between. Blobs lie outside transactions: they are written
-before the record that names them, so the worst a crash leaves behind is a file that nobody names.
+before the record that names them, so the worst a crash leaves behind is an unreferenced file.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class LaunchBlock:
         return {self.kinds[kind].kernel for kind in set(self.kind.tolist())}
 
     def records(self) -> Iterator[LaunchRecord]:
-        """Yield each launch as a record of its own."""
+        """Yield each launch as a separate record."""
         rows = zip(
             self.kind.tolist(), self.start_ns.tolist(), self.duration_ns.tolist(), strict=True
         )
@@ -99,7 +99,7 @@ class BlockMaker(Generic[Key]):
 
         Times that were unreadable must come as -1.
         """
-        if len(self._ids) > _KINDS_MAX:  # a stranger's file may name every launch differently
+        if len(self._ids) > _KINDS_MAX:  # an untrusted file may name every launch differently
             self._ids, self._kinds = {}, []
         ids = list(map(self._ids.get, keys))
         if None in ids:
@@ -238,7 +238,7 @@ class Launches(Sequence[LaunchRecord]):
             mine == theirs for mine, theirs in zip(self, other, strict=True)
         )
 
-    __hash__ = None  # type: ignore[assignment]  # long, and nobody looks one up
+    __hash__ = None  # type: ignore[assignment]  # long, and never used as a key
 
 
 def gather(blocks: Iterable[LaunchBlock], *, most: int | None = None) -> Launches:

@@ -311,7 +311,7 @@ class Links:
         geometry = self._meanings.geometry(kernel.geometry)
         place = self._meanings.place(kernel.place)
         return LaunchRecord(
-            # a slot's launch keeps its name whatever variant runs: a swap is no drift
+            # a slot's launch keeps its name whatever variant runs: a swap is not drift
             kernel=op if op.startswith(OWN) else kernel.name,
             start_ns=kernel.start_ns,
             duration_ns=kernel.end_ns - kernel.start_ns,

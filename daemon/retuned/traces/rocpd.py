@@ -1,6 +1,6 @@
 """SQLite databases: rocprofv3's rocpd, rocmProfileData's .rpd and rocprof v1's KERN table.
 
-A database from a stranger is read without trusting it: read-only, base tables only (views may hold
+A database is untrusted input: read-only, base tables only (views may hold
 anything), and an authorizer that denies every column but those asked for. The column
 ``environment`` of rocpd, where the tokens of the inference server land, is denied by name.
 """

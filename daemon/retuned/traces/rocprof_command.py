@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 from retuned.errors import UsageError
 
 SCRATCH = PurePosixPath("/tmp")
-"""Where records lie until the server ends, unless somebody says otherwise."""
+"""Default folder of records until the server ends."""
 MAX_REPEATS = 1_000_000
 """Periods of one run of a server at most."""
 _LONGEST_S = 86_400.0

@@ -121,7 +121,7 @@ class _Table:
 
     def _is_launch(self, cells: Sequence[str]) -> bool:
         if len(cells) != self._columns.width:
-            if cells:  # an empty line is no row
+            if cells:  # an empty line is not a row
                 self._skipped[Skip.MALFORMED_ROW] += 1
             return False
         if self._kind_at is not None and cells[self._kind_at] != _KERNEL:

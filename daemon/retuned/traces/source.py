@@ -253,7 +253,7 @@ class ByteSource:
 
 
 def printable(name: str) -> str:
-    r"""Return a file's name as text that can be stored: bytes that are no UTF-8 become escapes.
+    r"""Return a file's name as text that can be stored: bytes that are not UTF-8 become escapes.
 
     Examples
     --------
