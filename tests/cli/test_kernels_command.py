@@ -12,13 +12,13 @@ import typer
 from typer.testing import CliRunner
 
 from retuned import catalog
-from retuned.adapters.flashinfer_bench import import_trace
-from retuned.cli import kernels_exchange
 from retuned.cli.kernels import app
 from retuned.cli.validate import validate
 from retuned.contract import Solution
 from retuned.errors import MissingDependency, RetunedError, UnreadableInput, UsageError
 from retuned.lab.languages.gpu import find_gpu
+from retuned_bench.flashinfer import commands as kernels_exchange
+from retuned_bench.flashinfer import import_trace
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "scale_bias"
 NAME = "scale_bias_h1024"

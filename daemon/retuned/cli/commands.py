@@ -13,8 +13,6 @@ from retuned.cli import (
     analyze,
     attach,
     audit,
-    bench,
-    dataset,
     demo,
     doctor,
     evidence,
@@ -33,6 +31,8 @@ from retuned.cli import analyze as rocprof
 from retuned.cli import status as report
 from retuned.cli.output import JSON_FLAG, say_error, stdout
 from retuned.errors import RetunedError
+from retuned_bench.dataset import commands as dataset
+from retuned_bench.kernelbench import commands as bench
 
 app = typer.Typer(
     name="retuned",

@@ -18,7 +18,7 @@ import typer
 from retuned import catalog
 from retuned.catalog import Family, KernelEntry
 from retuned.catalog.user import OwnDefinition
-from retuned.cli import kernels_bench, kernels_exchange
+from retuned.cli import kernels_bench
 from retuned.cli.kernels_bench import DefinitionFileOption, learn, named
 from retuned.cli.output import JsonFlag, emit_json, safe, say, stdout
 from retuned.cli.session import ConfigOption, StateOption, desk
@@ -34,6 +34,7 @@ from retuned.standalone.findings import arch_of, stored_findings
 from retuned.standalone.kernels import lifted, refused
 from retuned.standalone.priors import LabEnvironment, learned, of_family
 from retuned.store.sqlite import DATABASE, SqliteStore
+from retuned_bench.flashinfer import commands as kernels_exchange
 
 _MOST_POINTS = 5
 

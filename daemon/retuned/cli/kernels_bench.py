@@ -21,7 +21,6 @@ import typer
 from rich.table import Table
 
 from retuned import catalog
-from retuned.adapters.flashinfer_bench import export_trace, traces_of
 from retuned.catalog import KernelEntry
 from retuned.catalog.user import load_definition, load_definitions
 from retuned.catalog.user.inputs import allows
@@ -41,6 +40,7 @@ from retuned.settings import load_settings
 from retuned.stages.experiment import Budget, ExperimentPlan
 from retuned.stages.verdict import Status
 from retuned.text import plural
+from retuned_bench.flashinfer import export_trace, traces_of
 
 LENGTHS = (1, 64, 256)
 """Lengths of the first variable axis where nobody says which shapes matter."""

@@ -1,0 +1,1 @@
+"""KernelBench, FlashInfer-Bench and data sets: a distribution beside `retuned`."""
