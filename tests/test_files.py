@@ -22,7 +22,7 @@ from retuned.lab.audit.elf_file import read_bytes
 from retuned.settings import load_settings
 from retuned.store.policy_files import load_policies
 from retuned.traces.source import open_regular
-from retuned_bench.flashinfer import read_documents
+from retuned_bench.flashinfer.schema import read_documents
 
 Reader = Callable[[Path], object]
 READERS: dict[str, Reader] = {

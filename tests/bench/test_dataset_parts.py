@@ -13,9 +13,19 @@ from tests.standalone.proofs import interval
 from retuned import catalog
 from retuned.contract import Language
 from retuned.stages.verdict import Reason, ShapeResult, Status, Verdict
-from retuned_bench.dataset import Split, group_of, kin_of, reward_of, split_of
-from retuned_bench.dataset.rules import BEST, BROKEN, DISHONEST, REWARD_DEFINITION, SLOWEST, WRONG
-from retuned_bench.dataset.sources import tokens
+from retuned_bench.dataset.records import Split
+from retuned_bench.dataset.rules import (
+    BEST,
+    BROKEN,
+    DISHONEST,
+    REWARD_DEFINITION,
+    SLOWEST,
+    WRONG,
+    kin_of,
+    reward_of,
+    split_of,
+)
+from retuned_bench.dataset.sources import group_of, tokens
 
 _LENGTHS = {"T": 2, "G": 4, "P": 16}
 """Of choices, groups and pages, which are few."""

@@ -34,19 +34,16 @@ from retuned.contract import (
 from retuned.errors import UnreadableInput
 from retuned.ports import Finding
 from retuned.stages.verdict import Interval, Reason, ShapeResult, Status, Verdict
-from retuned_bench.flashinfer import (
-    Kind,
+from retuned_bench.flashinfer.definitions import export_definition, import_definition
+from retuned_bench.flashinfer.schema import (
+    DocumentType,
     NotExportable,
-    export_definition,
-    export_solution,
-    export_trace,
-    import_definition,
-    import_solution,
-    import_trace,
     kind_of,
     read_documents,
     traces_of,
 )
+from retuned_bench.flashinfer.solutions import export_solution, import_solution
+from retuned_bench.flashinfer.traces import export_trace, import_trace
 
 HERE = "test"
 ENVIRONMENT = Environment(arch="gfx942", runtime="rocm 7.0", torch="2.15.0", numerics={"A": "1"})
@@ -196,7 +193,7 @@ def through_json(body: Mapping[str, Any]) -> dict[str, Any]:
 @given(definitions())
 def test_a_definition_comes_back_as_it_went(definition: Definition) -> None:
     body = through_json(export_definition(definition))
-    assert kind_of(body, where=HERE) is Kind.DEFINITION
+    assert kind_of(body, where=HERE) is DocumentType.DEFINITION
     assert import_definition(body, where=HERE).definition == definition
 
 
@@ -204,7 +201,7 @@ def test_a_definition_comes_back_as_it_went(definition: Definition) -> None:
 @given(solutions)
 def test_a_solution_comes_back_as_it_went(solution: Solution) -> None:
     body = through_json(export_solution(solution, catalog.get("softmax_n32").definition))
-    assert kind_of(body, where=HERE) is Kind.SOLUTION
+    assert kind_of(body, where=HERE) is DocumentType.SOLUTION
     found = import_solution(body, where=HERE)
     assert found.solution == solution
     assert found.solution is not None
@@ -215,7 +212,7 @@ def test_a_solution_comes_back_as_it_went(solution: Solution) -> None:
 @given(traces())
 def test_a_trace_comes_back_as_it_went(trace: Trace) -> None:
     body = through_json(export_trace(trace, catalog.get("softmax_n32").definition))
-    assert kind_of(body, where=HERE) is Kind.TRACE
+    assert kind_of(body, where=HERE) is DocumentType.TRACE
     assert import_trace(body, where=HERE).trace == trace
 
 
@@ -615,7 +612,10 @@ def test_lines_are_documents_with_their_place(tmp_path: Path) -> None:
     path.write_text('{"workload": 1}\n\n{"spec": 2}\n')
     found = read_documents(path)
     assert [where for where, _ in found] == [f"{path}:1", f"{path}:3"]
-    assert [kind_of(body, where=where) for where, body in found] == [Kind.TRACE, Kind.SOLUTION]
+    assert [kind_of(body, where=where) for where, body in found] == [
+        DocumentType.TRACE,
+        DocumentType.SOLUTION,
+    ]
     with pytest.raises(UnreadableInput, match="is no definition"):
         kind_of({"name": "x"}, where=HERE)
 

@@ -16,13 +16,11 @@ from retuned.lab.generators.inputs import GeneratorInput
 from retuned.lab.subject import Array
 from retuned.ports import Generator
 from retuned_bench.kernelbench import run as running
-from retuned_bench.kernelbench.describing import Described
 from retuned_bench.kernelbench.improve import Search
-from retuned_bench.kernelbench.outcomes import Outcome, read_outcomes
-from retuned_bench.kernelbench.problem import EagerModel
+from retuned_bench.kernelbench.problem import Described, EagerModel
 from retuned_bench.kernelbench.problem_files import ProblemFile, discover
 from retuned_bench.kernelbench.process import ProblemProcess, ProblemRefused
-from retuned_bench.kernelbench.run import BenchSettings, KernelBench
+from retuned_bench.kernelbench.run import BenchSettings, KernelBench, Outcome, read_outcomes
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "kernelbench"
 CORE = min(os.sched_getaffinity(0))

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retuned_bench.kernelbench.describing import (
+from retuned_bench.kernelbench.problem import (
     BadDescription,
     definition_name,
     definition_of,
     read_description,
 )
-from retuned_bench.kernelbench.scoring import Score, fast, table
+from retuned_bench.kernelbench.run import Score, fast, table
 
 SPEEDUPS = st.one_of(st.none(), st.floats(min_value=0.01, max_value=100.0))
 SCORES = st.lists(st.builds(Score, correct=st.booleans(), speedup=SPEEDUPS), min_size=1)

@@ -30,9 +30,8 @@ from retuned.cli import (
 from retuned.cli import analyze as rocprof
 from retuned.cli import status as report
 from retuned.cli.output import JSON_FLAG, say_error, stdout
+from retuned.cli.plugins import add_commands
 from retuned.errors import RetunedError
-from retuned_bench.dataset import commands as dataset
-from retuned_bench.kernelbench import commands as bench
 
 app = typer.Typer(
     name="retuned",
@@ -102,9 +101,8 @@ for command in (
 app.add_typer(kernels.app, name="kernels")
 app.add_typer(evidence.app, name="evidence")
 app.add_typer(policy.app, name="policy")
-app.add_typer(dataset.app, name="dataset")
-app.add_typer(bench.app, name="bench")
 app.add_typer(tuned.app, name="tuned")
+add_commands(app, kernels=kernels.app)
 
 
 def run_command_line() -> None:

@@ -34,7 +34,6 @@ from retuned.standalone.findings import arch_of, stored_findings
 from retuned.standalone.kernels import lifted, refused
 from retuned.standalone.priors import LabEnvironment, learned, of_family
 from retuned.store.sqlite import DATABASE, SqliteStore
-from retuned_bench.flashinfer import commands as kernels_exchange
 
 _MOST_POINTS = 5
 
@@ -265,8 +264,6 @@ app = typer.Typer(
     help="Kernels that can be tuned: the catalog's and your own.", no_args_is_help=True
 )
 app.command("bench")(kernels_bench.bench)
-app.command("import")(kernels_exchange.import_file)
-app.command("export")(kernels_exchange.export)
 app.command("lifted")(list_lifted)
 
 NameArgument = Annotated[

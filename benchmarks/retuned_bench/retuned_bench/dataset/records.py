@@ -9,15 +9,7 @@ from pydantic import Field
 
 from retuned.contract import Digest, Record
 from retuned.stages.verdict import Interval, Reason, Status
-
-
-class Format(StrEnum):
-    """What a row is."""
-
-    SFT = "sft"
-    """A question and the best known answer."""
-    EPISODES = "episodes"
-    """Everything that was tried in one experiment, with rewards."""
+from retuned_bench.dataset.options import Format
 
 
 class Split(StrEnum):

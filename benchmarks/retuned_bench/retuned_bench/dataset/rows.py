@@ -13,34 +13,41 @@ from dataclasses import dataclass, field
 from retuned.contract import Definition, Digest, Environment, Solution, digest_of
 from retuned.ports import Finding
 from retuned.stages.verdict import EvidenceFault, Status
-from retuned_bench.dataset.knowledge import CATALOG_LICENSE, VERIFIED, Knowledge, fault_of
+from retuned_bench.dataset.options import SEED
 from retuned_bench.dataset.records import Attempt, EpisodeRow, Licenses, SftRow, Split
-from retuned_bench.dataset.rules import reward_of
+from retuned_bench.dataset.rules import (
+    CATALOG_LICENSE,
+    VERIFIED,
+    Knowledge,
+    fault_of,
+    kin_of,
+    reward_of,
+    split_of,
+)
 from retuned_bench.dataset.sources import group_of
-from retuned_bench.dataset.splits import SEED, kin_of, split_of
 from retuned_bench.dataset.text import (
-    Told,
+    RenderedText,
     author_of,
     completion_of,
     key_of,
     prompt_of,
     same_variant,
 )
-from retuned_bench.dataset.trials import Trial
+from retuned_bench.dataset.trials import EndedExperiment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Setting:
     """What the rows of one experiment share."""
 
-    trial: Trial
+    trial: EndedExperiment
     definition: Definition
     incumbent: Solution
     proven: dict[Digest, str]
     environment: Environment
     kin: str
     split: Split
-    prompt: Told
+    prompt: RenderedText
 
 
 @dataclass(slots=True)
@@ -54,7 +61,7 @@ class Maker:
     _seen: set[bytes] = field(default_factory=set)
     _places: dict[bytes, Split] = field(default_factory=dict)
 
-    def winners(self, trial: Trial) -> Iterator[SftRow]:
+    def winners(self, trial: EndedExperiment) -> Iterator[SftRow]:
         """Yield the best winner of each source; winners whose evidence is in doubt are left out."""
         setting = self._setting(trial)
         if setting is None:
@@ -75,7 +82,7 @@ class Maker:
             if self._belongs(setting.split, group_of(setting.incumbent), group):
                 yield self._winner(setting, finding, group)
 
-    def episode(self, trial: Trial) -> EpisodeRow | None:
+    def episode(self, trial: EndedExperiment) -> EpisodeRow | None:
         """Return an experiment with all that was tried; None if nothing of it can be told."""
         setting = self._setting(trial)
         if setting is None:
@@ -99,7 +106,7 @@ class Maker:
         row = self._episode(setting, attempts, redacted=redacted) if attempts else None
         return None if row is None or self._again("duplicate", row.id) else row
 
-    def _setting(self, trial: Trial) -> _Setting | None:
+    def _setting(self, trial: EndedExperiment) -> _Setting | None:
         """Return what rows share; None, and the reason counted, where something is not known."""
         plan, know = trial.plan, self.knowledge
         definition = know.definition(plan.definition)

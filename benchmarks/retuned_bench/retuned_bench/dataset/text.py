@@ -19,7 +19,7 @@ TASK = (
 _LAUNCH = {"language", "entry", "structure", "params", "grid", "layouts", "scratch_bytes"}
 
 
-class Told(NamedTuple):
+class RenderedText(NamedTuple):
     """A text, ready to leave."""
 
     text: str
@@ -35,7 +35,7 @@ def prompt_of(
     environment: Environment,
     incumbent: Solution,
     redact: Redact,
-) -> Told:
+) -> RenderedText:
     """Return the question; production's rates are told as shares only."""
     total = sum(workload.weight for workload in workloads)
     shapes = [
@@ -55,7 +55,7 @@ def prompt_of(
     return _told(body, redact)
 
 
-def completion_of(solution: Solution, *, guard: Guard, redact: Redact) -> Told:
+def completion_of(solution: Solution, *, guard: Guard, redact: Redact) -> RenderedText:
     """Return an answer: what is needed to run the variant, and the shapes it is for."""
     return _told(_launched(solution) | {"guard": guard.model_dump(mode="json")}, redact)
 
@@ -88,10 +88,10 @@ def _launched(solution: Solution) -> dict[str, Any]:
     return solution.model_dump(mode="json", include=_LAUNCH | {"sources"})
 
 
-def _told(body: object, redact: Redact) -> Told:
+def _told(body: object, redact: Redact) -> RenderedText:
     clean = _clean(body, redact)
     text = json.dumps(clean, ensure_ascii=False, separators=(",", ":"))
-    return Told(text=text, redacted=clean != body)
+    return RenderedText(text=text, redacted=clean != body)
 
 
 def _clean(body: object, redact: Redact) -> object:

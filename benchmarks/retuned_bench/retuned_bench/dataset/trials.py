@@ -19,7 +19,7 @@ _RUNNING = "running"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class EndedExperiment:
     """One experiment that has ended."""
 
     plan: ExperimentPlan
@@ -30,7 +30,7 @@ class Trial:
     """Who proposed a candidate, where that was kept."""
 
 
-def trials(store: Store) -> Iterator[Trial | None]:
+def trials(store: Store) -> Iterator[EndedExperiment | None]:
     """Yield every experiment, oldest first; None for one that is still running.
 
     Raises
@@ -54,7 +54,7 @@ def tried(store: Store, digest: Digest) -> Solution | None:
     return None
 
 
-def _trial(store: Store, stored: Stored) -> Trial:
+def _trial(store: Store, stored: Stored) -> EndedExperiment:
     plan = _read(stored, ExperimentPlan.model_validate)
     found = [
         _finding(record)
@@ -65,7 +65,7 @@ def _trial(store: Store, stored: Stored) -> Trial:
     order = [digest for turn in turns for digest in turn.proposed]
     place = {digest: number for number, digest in reversed(list(enumerate(order)))}
     found.sort(key=lambda each: place.get(each.solution.digest, len(order)))  # stable
-    return Trial(
+    return EndedExperiment(
         plan=plan,
         findings=tuple(found),
         generators={d: turn.generator for turn in reversed(turns) for d in turn.proposed},

@@ -11,17 +11,20 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from retuned.contract import Definition, Environment, Trace, TraceStatus, Workload, digest_of
 from retuned.errors import UnreadableInput
+from retuned.ports import Finding
 from retuned_bench.flashinfer.schema import (
     NAMESPACE,
     parse_object,
+    traces_of,
     unreadable,
     validated,
 )
@@ -108,6 +111,34 @@ class ImportedTrace:
     """The record."""
     dropped: tuple[str, ...] = ()
     """Such as ``captured inputs``, whose files are not read."""
+
+
+def trace_lines(
+    findings: Iterable[Finding],
+    workloads: Sequence[Workload],
+    *,
+    definition: Definition,
+    environment: Environment,
+    measured_at: datetime,
+) -> Iterator[str]:
+    """Yield findings of the lab as lines of a JSONL file: what `retuned kernels bench` writes.
+
+    Parameters
+    ----------
+    findings
+        Every candidate.
+    workloads
+        Shapes of the experiment.
+    definition
+        What the candidates compute.
+    environment
+        Where they were measured.
+    measured_at
+        When, with a zone.
+    """
+    for found in findings:
+        for trace in traces_of(found, workloads, environment=environment, measured_at=measured_at):
+            yield json.dumps(export_trace(trace, definition), allow_nan=False)
 
 
 def export_trace(trace: Trace, definition: Definition) -> dict[str, Any]:

@@ -1,25 +1,34 @@
-"""The child that runs a problem: it imports PyTorch, gives up everything else, then executes it.
+"""The child that runs a problem: it imports PyTorch, gives up all other rights, then executes it.
 
-Run as ``serve`` by `processes.ForkServer`: one process imports, forks answer. First line on
-descriptor 0: settings. Then the problem's text as a command, and per command one JSON line with the
-bytes of its arrays; each answer is one JSON line with the bytes of its arrays. What the problem
-prints goes nowhere: the pipes are moved out of its way before it runs.
+`processes.ForkServer` runs it with ``serve``: one process imports, its forks answer. The first line
+on descriptor 0 has the settings. Then comes the problem's text as a command, and per command one
+JSON line with the bytes of its arrays; each answer is one JSON line with the bytes of its arrays.
+Output of the problem is discarded: the pipes move to other descriptors before it runs.
+
+PyTorch writes code at run time and opens parts of itself when they are first used. So neither the
+closed list of system calls nor the ban on all files that guards kernels can hold. Beside the
+restrictions of `sandbox.confine_device` and `sandbox.deny_files`, the filter here refuses every
+socket, new processes and programs, and every change of a file. Linux only.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import platform
+import resource
+import socket
 import sys
 from typing import Any
 
 _WARM = (
     "torch", "torch.nn.functional", "torch.overrides", "numpy",
-    "retuned_bench.kernelbench.model", "retuned_bench.kernelbench.walls",
-    "retuned.lab.harness.landlock", "retuned.lab.harness.sandbox",
+    "retuned_bench.kernelbench.model",
+    "retuned.lab.harness.landlock", "retuned.lab.harness.sandbox", "retuned.lab.harness.syscalls",
 )  # fmt: skip
 _IN, _OUT = 10, 11
 _CHUNK = 1 << 20
+_MOST_PROCESSES = 4096
 
 
 def main() -> None:
@@ -107,14 +116,13 @@ def _confined(settings: dict[str, Any]) -> dict[str, Any]:
 
     from retuned.lab.harness import sandbox
     from retuned.lab.harness.landlock import Allowed
-    from retuned_bench.kernelbench import walls
 
     compiles, on_device = bool(settings["compile"]), settings["device"] != "cpu"
     threads = len(os.listdir("/proc/self/task"))
     if compiles:
-        walls.limit_processes()
+        _limit_processes()
     files = sandbox.deny_files(Allowed(**{k: tuple(v) for k, v in settings["files"].items()}))
-    kept = walls.deny_calls(compiles=compiles, on_device=on_device)
+    kept = _deny_calls(compiles=compiles, on_device=on_device)
     kept = kept and bool(
         sandbox.confine_device(
             memory_bytes=settings["memory_bytes"],
@@ -127,11 +135,67 @@ def _confined(settings: dict[str, Any]) -> dict[str, Any]:
     return {
         "ready": True,
         "confined": kept and (bool(files) or not compiles),
-        "open": walls.standing(compiles=compiles),
+        "open": _open_walls(compiles=compiles),
         "landlock": files,
         "threads": threads,
         "arrays": [],
     }
+
+
+def _deny_calls(*, compiles: bool, on_device: bool) -> bool:
+    """Filter system calls; return whether that is possible here.
+
+    Parameters
+    ----------
+    compiles
+        Whether compilers are started and files written; then only Landlock guards the files.
+    on_device
+        Whether a device's files are opened for writing when it is used.
+    """
+    from retuned.lab.harness.sandbox import filter_system_calls
+    from retuned.lab.harness.syscalls import ARCHITECTURES, interpreting_program
+
+    machine = platform.machine()
+    if machine not in ARCHITECTURES:
+        return False
+    steps = interpreting_program(machine, compiles=compiles, on_device=on_device)
+    return filter_system_calls(steps, machine=machine)
+
+
+def _limit_processes() -> None:
+    """Bound the number of this user's processes and threads; without effect for root."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    if hard == resource.RLIM_INFINITY or hard > _MOST_PROCESSES:
+        resource.setrlimit(resource.RLIMIT_NPROC, (_MOST_PROCESSES, _MOST_PROCESSES))
+
+
+def _open_walls(*, compiles: bool) -> list[str]:
+    """Try what is forbidden; return which walls do not stand."""
+    open_walls = []
+    try:
+        socket.socket(socket.AF_INET, socket.SOCK_STREAM).close()
+        open_walls.append("network")
+    except OSError:
+        pass
+    own = os.environ.get("TMPDIR", "")  # where a compiler may write
+    folders = ("/tmp", "/var/tmp", "/dev/shm", "/", os.path.expanduser("~"))
+    for folder in (each for each in folders if each != own):
+        path = f"{folder}/.retuned-{os.getpid()}"
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            open_walls.append("files")
+            os.unlink(path)
+            break
+        except OSError:
+            continue
+    if not compiles:
+        try:
+            if os.fork() == 0:
+                os._exit(0)
+            open_walls.append("processes")
+        except OSError:
+            pass
+    return open_walls
 
 
 def _told(error: BaseException) -> dict[str, Any]:

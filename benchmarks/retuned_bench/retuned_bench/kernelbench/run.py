@@ -1,31 +1,178 @@
-"""A folder of problems, one after the other: an outcome each, kept so that none is run twice."""
+"""A folder of problems, one after the other: an outcome each, and fast_p over all of them.
+
+Outcomes are lines of a file from which a later run continues. fast_p is the measure of the
+KernelBench paper: the share of all problems that are solved correctly and faster than p. A problem
+without a correct kernel counts in the denominator and never in the numerator, whatever the reason.
+fast_0 is the share of correct kernels.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
-from retuned.contract import Digest, Language, Solution, digest_of
+from pydantic import Field, ValidationError
+
+from retuned.contract import Digest, Language, Record, Solution, digest_of
 from retuned.errors import HarnessError, UnreadableInput, UsageError
 from retuned.lab.languages.gpu import find_gpu
 from retuned.lab.toolchain import environment_of, is_timed, toolchain_for
-from retuned_bench.kernelbench.describing import definition_name, told
-from retuned_bench.kernelbench.eager_timing import COMPILED, EAGER, OpenModel, Ratio
-from retuned_bench.kernelbench.evaluate import Examined, examine
+from retuned.stages.verdict import Interval
+from retuned_bench.kernelbench.evaluate import COMPILED, EAGER, Examined, OpenModel, Ratio, examine
 from retuned_bench.kernelbench.improve import Improved, Search, improve
-from retuned_bench.kernelbench.outcomes import Outcome, Timing
 from retuned_bench.kernelbench.problem import (
     EagerModel,
     ProblemSubject,
+    definition_name,
     open_compiled,
     open_problem,
+    told,
 )
 from retuned_bench.kernelbench.problem_files import ProblemFile
 from retuned_bench.kernelbench.process import ProblemLimits, ProblemRefused
+
+_BEGIN = '{"problem":'
+
+
+class Timing(Record):
+    """Times beside one baseline."""
+
+    baseline_us: float
+    """Median time of the baseline, microseconds."""
+    candidate_us: float
+    """Median time of the kernel in the same blocks, microseconds."""
+    speedup: Interval
+    """Baseline over kernel."""
+    blocks: int
+    """Blocks it rests on."""
+    threads: int = 1
+    """Threads of the baseline: all, or one where that is faster."""
+
+
+class Outcome(Record):
+    """What came of one problem; one line of the file that a run can be taken up from."""
+
+    problem: str
+    """Its id."""
+    key: Digest
+    """Digest of problem, solution and settings: another outcome is needed where any changes."""
+    status: Annotated[str, Field(pattern=r"^(measured|failed|no-solution|unsupported|error)$")]
+    """``measured``: right, and timed where times mean something. ``failed``: the kernel is wrong.
+    ``unsupported``: the problem cannot be compared with; ``error``: nothing can be concluded."""
+    compiled: bool = False
+    """Whether the kernel met its contract and compiled."""
+    correct: bool = False
+    """Whether it passed every check."""
+    reason: Annotated[str, Field(max_length=80)] = ""
+    """Stable code; empty where it was measured."""
+    gate: Annotated[str, Field(max_length=8)] = ""
+    """Gate that the kernel failed at."""
+    detail: Annotated[str, Field(max_length=1000)] = ""
+    """One sentence."""
+    error_ratio: float | None = None
+    """Largest error against float64, relative to eager's."""
+    language: Language | None = None
+    """Of the kernel."""
+    device: str = ""
+    """Where eager ran: ``cpu`` or ``cuda``."""
+    timed: bool = False
+    """Whether times mean anything: an interpreter's do not."""
+    eager: Timing | None = None
+    """Beside eager PyTorch."""
+    compile: Timing | None = None
+    """Beside ``torch.compile``; None where it was not asked for."""
+    compile_problem: Annotated[str, Field(max_length=500)] = ""
+    """Why ``torch.compile`` was not measured."""
+    solution: Digest | None = None
+    """Digest of the kernel that was measured."""
+    generator: dict[str, object] | None = None
+    """Who looked for something faster, how many were tried, their verdicts, and under ``found`` the
+    kernel that was measured: the start where nothing was faster."""
+    tensors: dict[str, list[dict[str, object]]] = Field(default_factory=dict)
+    """Inputs, weights and outputs of the problem, in launch order."""
+    axes: tuple[int, ...] = ()
+    """Lengths that a C++ kernel gets, in their order."""
+    seconds: float = 0.0
+    """Wall time it took."""
+
+
+def read_outcomes(path: Path) -> dict[Digest, Outcome]:
+    """Read the outcomes of an earlier run; lines that were cut off are left out.
+
+    Raises
+    ------
+    UnreadableInput
+        If another line is no outcome, or the file cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnreadableInput("unreadable", where=str(path), message=str(error)) from None
+    found = {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            outcome = Outcome.model_validate_json(line)
+        except ValidationError:
+            if line.startswith(_BEGIN) and not line.endswith("}"):  # cut off by the run's end
+                continue
+            message = "no outcome of a benchmark; name another file with --out"
+            raise UnreadableInput(
+                "bad-outcome", where=f"{path} line {number}", message=message
+            ) from None
+        found[outcome.key] = outcome
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """What a score needs to know of one problem."""
+
+    correct: bool
+    """Whether its kernel passed all checks."""
+    speedup: float | None = None
+    """Baseline's time over the kernel's; None where nothing was timed."""
+
+
+def fast(scores: Sequence[Score], p: float) -> float:
+    """Return fast_p over all problems; 0 where there are none.
+
+    Examples
+    --------
+    >>> found = [Score(correct=True, speedup=2.5), Score(correct=True, speedup=0.8),
+    ...          Score(correct=False), Score(correct=True, speedup=1.0)]
+    >>> fast(found, 0), fast(found, 1), fast(found, 2)
+    (0.75, 0.25, 0.25)
+    """
+    if not scores:
+        return 0.0
+    return sum(_counts(score, p) for score in scores) / len(scores)
+
+
+def table(scores: Sequence[Score], points: Iterable[float]) -> dict[str, float]:
+    """Return fast_p by its name, such as ``fast_1``, in rising order of p.
+
+    Examples
+    --------
+    >>> table([Score(correct=True, speedup=1.2)], [1.5, 0, 1])
+    {'fast_0': 1.0, 'fast_1': 1.0, 'fast_1.5': 0.0}
+    """
+    return {f"fast_{p:g}": fast(scores, p) for p in sorted(set(points))}
+
+
+def _counts(score: Score, p: float) -> bool:
+    if not score.correct:
+        return False
+    return p <= 0.0 or (score.speedup is not None and score.speedup > p)
+
 
 log = logging.getLogger(__name__)
 
