@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retuned.adapters.flashinfer_bench import read_documents
 from retuned.catalog.user import load_definition
 from retuned.cli.evidence import _file
 from retuned.cli.validate import read_candidate
@@ -23,6 +22,7 @@ from retuned.lab.audit.elf import read_bytes
 from retuned.settings import load_settings
 from retuned.store.policy_files import load_policies
 from retuned.traces.source import open_regular
+from retuned_bench.flashinfer.schema import read_documents
 
 Reader = Callable[[Path], object]
 READERS: dict[str, Reader] = {

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from retuned.adapters.kernelbench.problem_files import discover
-from retuned.adapters.kernelbench.process import ProblemRefused
-from retuned.adapters.kernelbench.running import BenchSettings, KernelBench
-from retuned.adapters.kernelbench.subject import open_problem
 from retuned.cli.validate import read_candidate
+from retuned_bench.kernelbench.problem import open_problem
+from retuned_bench.kernelbench.problem_files import discover
+from retuned_bench.kernelbench.process import ProblemRefused
+from retuned_bench.kernelbench.run import BenchSettings, KernelBench
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "kernelbench"
 

@@ -11,8 +11,6 @@ import pytest
 from pydantic import ValidationError
 from tests.lifting import live
 
-from retuned.adapters.flashinfer_bench.definitions import export_definition
-from retuned.adapters.flashinfer_bench.reading import NotExportable
 from retuned.catalog import KernelEntry
 from retuned.catalog.user import entry_of
 from retuned.contract import Definition, Language, Solution
@@ -27,6 +25,8 @@ from retuned.runtime.core.slots import Slot
 from retuned.runtime.intercept.rules import parse_rule
 from retuned.runtime.schema import Refused
 from retuned.stages.verdict import Reason
+from retuned_bench.flashinfer.definitions import export_definition
+from retuned_bench.flashinfer.schema import NotExportable
 
 pytest.importorskip("triton", reason="Triton is not installed")
 pytest.importorskip("torch", reason="PyTorch is not installed")

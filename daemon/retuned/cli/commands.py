@@ -13,8 +13,6 @@ from retuned.cli import (
     analyze,
     attach,
     audit,
-    bench,
-    dataset,
     demo,
     doctor,
     evidence,
@@ -32,6 +30,7 @@ from retuned.cli import (
 from retuned.cli import analyze as rocprof
 from retuned.cli import status as report
 from retuned.cli.output import JSON_FLAG, say_error, stdout
+from retuned.cli.plugins import add_commands
 from retuned.errors import RetunedError
 
 app = typer.Typer(
@@ -102,9 +101,8 @@ for command in (
 app.add_typer(kernels.app, name="kernels")
 app.add_typer(evidence.app, name="evidence")
 app.add_typer(policy.app, name="policy")
-app.add_typer(dataset.app, name="dataset")
-app.add_typer(bench.app, name="bench")
 app.add_typer(tuned.app, name="tuned")
+add_commands(app, kernels=kernels.app)
 
 
 def run_command_line() -> None:

@@ -18,7 +18,7 @@ import typer
 from retuned import catalog
 from retuned.catalog import Family, KernelEntry
 from retuned.catalog.user import OwnDefinition
-from retuned.cli import kernels_bench, kernels_exchange
+from retuned.cli import kernels_bench
 from retuned.cli.kernels_bench import DefinitionFileOption, learn, named
 from retuned.cli.output import JsonFlag, emit_json, safe, say, stdout
 from retuned.cli.session import ConfigOption, StateOption, desk
@@ -264,8 +264,6 @@ app = typer.Typer(
     help="Kernels that can be tuned: the catalog's and your own.", no_args_is_help=True
 )
 app.command("bench")(kernels_bench.bench)
-app.command("import")(kernels_exchange.import_file)
-app.command("export")(kernels_exchange.export)
 app.command("lifted")(list_lifted)
 
 NameArgument = Annotated[

@@ -5,7 +5,6 @@ What the commands that measure share: which kernel, at which shapes, in which fo
 
 from __future__ import annotations
 
-import json as json_module
 import math
 import os
 import secrets
@@ -21,11 +20,11 @@ import typer
 from rich.table import Table
 
 from retuned import catalog
-from retuned.adapters.flashinfer_bench import export_trace, traces_of
 from retuned.catalog import KernelEntry
 from retuned.catalog.user import load_definition, load_definitions
 from retuned.catalog.user.inputs import allows
 from retuned.cli.output import JsonFlag, cell, check_writable, emit_json, safe, say, stdout
+from retuned.cli.plugins import TraceFormat, trace_format
 from retuned.cli.session import ConfigOption
 from retuned.contract import Definition, Language, Workload
 from retuned.errors import MissingDependency, UsageError
@@ -200,6 +199,7 @@ def bench(
     """Measure the incumbent against the best that a search finds on this machine."""
     learn(config, definition_file or ())
     known = named(name)
+    lines_of = trace_format() if traces is not None else None
     if traces is not None:
         check_writable(traces)
     entry = catalog.get(known, language=_language(known, language))
@@ -207,8 +207,8 @@ def bench(
         entry.definition, [shape_of_text(text, option="--shape") for text in shape or ()]
     )
     benched = measure(entry, workloads, seconds=seconds, candidates=candidates)
-    if traces is not None:
-        _write_traces(benched, traces)
+    if traces is not None and lines_of is not None:
+        _write_traces(benched, traces, lines_of=lines_of)
     body = answer(benched)
     if json:
         emit_json(body)
@@ -364,16 +364,17 @@ def _language(name: str, said: str | None) -> Language:
     return there[0] if there else Language.CPU_CPP
 
 
-def _write_traces(benched: Benched, path: Path) -> None:
+def _write_traces(benched: Benched, path: Path, *, lines_of: TraceFormat) -> None:
     toolchain = toolchain_for(benched.entry.incumbent.language)
-    now = datetime.now(UTC).replace(microsecond=0)
-    lines = [
-        json_module.dumps(export_trace(trace, benched.entry.definition), allow_nan=False)
-        for found in benched.findings
-        for trace in traces_of(
-            found, benched.workloads, environment=toolchain.environment(), measured_at=now
+    lines = list(
+        lines_of(
+            benched.findings,
+            benched.workloads,
+            definition=benched.entry.definition,
+            environment=toolchain.environment(),
+            measured_at=datetime.now(UTC).replace(microsecond=0),
         )
-    ]
+    )
     try:
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     except OSError as error:

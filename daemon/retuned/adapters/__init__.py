@@ -1,1 +1,0 @@
-"""One outside thing each: trace files, stores, servers, telemetry."""
