@@ -280,7 +280,7 @@ def test_what_makes_no_sense_is_invalid(tmp_path: Path, extra: str, says: str) -
 def test_two_gates_of_one_name_are_invalid(tmp_path: Path) -> None:
     gate = "  - name: one\n    approvals: {required: 1, ttl: 24h}\n"
     (found,) = problems(tmp_path, GOOD.replace(gate, gate * 2))
-    assert "two gates are called one" in found[2]
+    assert "two gates have the name one" in found[2]
 
 
 # --- files an attacker would write -----------------------------------------------------------
