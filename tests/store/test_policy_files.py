@@ -249,9 +249,9 @@ def test_words_that_kubernetes_takes_for_truths_have_their_place(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("required: 3, distinctGroups: true, from: [{group: a}, {group: b}]", "never come"),
-        ("required: 2, distinctGroups: true", "never come"),
-        ("required: 2, from: [{user: ada}]", "never come"),
+        ("required: 3, distinctGroups: true, from: [{group: a}, {group: b}]", "impossible"),
+        ("required: 2, distinctGroups: true", "impossible"),
+        ("required: 2, from: [{user: ada}]", "impossible"),
         ("required: 1, from: [{user: ada, group: a}]", "either a group or a user"),
         ("required: 1, from: [{}]", "either a group or a user"),
         ("required: -1", "greater than or equal to 0"),

@@ -248,7 +248,7 @@ def _calibrated(
     settings: DriftSettings,
     generator: np.random.Generator,
 ) -> tuple[Library, tuple[SizeClass, ...]]:
-    """Return the library and the ordinary distances, from repeats if the baseline is long enough."""
+    """Return the library and the ordinary distances, from repeats if the baseline is long."""
     size = settings.rollup_windows
     if size < PARTS or len(rolled) < settings.few_windows:
         library, rows = _catalogue(rolled, settings)

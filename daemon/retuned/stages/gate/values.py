@@ -33,7 +33,7 @@ _FACTORS = {
 
 
 class PolicyModel(Record):
-    """Part of a policy: camelCase in YAML, snake_case in Python, no unknown fields or infinities."""
+    """Part of a policy: camelCase in YAML, snake_case in Python, finite numbers only."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
