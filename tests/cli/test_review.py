@@ -213,7 +213,7 @@ def test_what_no_policy_has_judged_cannot_be_approved(state: SqliteStore, run: R
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"policy": None, "policy_digest": None}, "no policy decides, so nothing moves"),
+        ({"policy": None, "policy_digest": None}, "no policy matches, so nothing is swapped"),
         ({"policy": OBSERVER, "policy_digest": OBSERVER.digest}, "Observed only"),
     ],
     ids=["no-policy", "observe-only"],

@@ -125,7 +125,7 @@ def test_the_report_command_says_what_the_page_says(
     (account,) = body["accounts"]
     assert (account["kernel"], account["experiments"]) == ("linear", 2)
     assert body["total"]["spent_gpu_hours"] == account["spent_gpu_hours"] > 0
-    assert "taken back count as nothing saved" in body["method"]
+    assert "rolled back count as nothing saved" in body["method"]
     text = CliRunner().invoke(app, folder, env={"COLUMNS": "200"}).stdout
     assert "GPU-hours on experiments" in text
     assert "$" in text

@@ -390,7 +390,7 @@ def test_slower_kernels_at_an_unchanged_mix_raise_an_alarm_never_a_retune() -> N
     assert actions <= {DriftAction.ALARM, DriftAction.NONE}
     alarm = next(report for report in reports if report.action is DriftAction.ALARM)
     assert alarm.reasons[0].code is DriftCode.LATENCY_SHIFTED
-    assert "look at clocks" in alarm.sentence
+    assert "check clocks" in alarm.sentence
 
 
 def test_ordinary_noise_of_latency_raises_no_alarm() -> None:
@@ -520,7 +520,7 @@ def test_a_profile_does_not_drift_from_itself() -> None:
     one = profile_of({"gemm": 0.6, "rms": 0.4})
     report = compare(one, one)
     assert (report.detected, report.action, report.distance) == (False, DriftAction.NONE, 0.0)
-    assert report.sentence == "The workload is one that is known."
+    assert report.sentence == "The workload is a known one."
 
 
 @given(st.integers(0, 2**32))

@@ -97,11 +97,11 @@ def test_one_launch_in_a_hundred_is_found_within_a_minute_at_one_check_in_fifty(
 
 def test_no_checks_prove_nothing() -> None:
     assert failure_rate_bound(0) == 1.0
-    assert "nothing is known" in sentence(0)
-    with pytest.raises(ValueError, match="cannot be"):
+    assert "unknown" in sentence(0)
+    with pytest.raises(ValueError, match="negative"):
         failure_rate_bound(-1)
     for rate in (0.0, 1.0, -0.1):
         with pytest.raises(ValueError, match="between"):
             checks_needed(rate)
-    with pytest.raises(ValueError, match="no rate"):
+    with pytest.raises(ValueError, match="must be positive"):
         seconds_to_find(0.01, every=0, launches_per_s=1.0)

@@ -195,7 +195,7 @@ def test_an_order_that_is_issued_again_differs_in_nothing_but_its_epoch() -> Non
     order = order_swap(proposal(), epoch=3, previous=OLD, previous_guard=OLD_GUARD)
     again = reissue(order, epoch=8)
     assert again == order_swap(proposal(), epoch=8, previous=OLD, previous_guard=OLD_GUARD)
-    with pytest.raises(ValueError, match="again later"):
+    with pytest.raises(ValueError, match="later epoch"):
         reissue(order, epoch=3)
 
 

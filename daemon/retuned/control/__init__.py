@@ -1,8 +1,8 @@
-"""The state machines of experiments and proposals, pure: facts and a time in, what to do out.
+"""State machines of experiments and proposals. Pure: facts and a time in, status and actions out.
 
-Every decision about a policy, an approval, a window or an order is a stage's. ``proposals.step``
-and ``experiments.step`` are all that a controller calls; ``orders.order_for`` is what the agent API
-hands to a sidecar; ``records`` are what goes in and out.
+A stage makes every decision about a policy, an approval, a window or an order. Controllers call
+only ``proposal.step`` and ``experiment.step``. The agent API sends the orders of
+``orders.order_for`` to a sidecar. ``facts`` defines inputs and outputs.
 """
 
 from retuned.control import experiment, proposal

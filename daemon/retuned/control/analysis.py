@@ -1,4 +1,4 @@
-"""What a metric of an analysis says: its value now against that from before the swap. Pure."""
+"""Analysis of one metric: its value now against its value before the swap. Pure."""
 
 from __future__ import annotations
 
@@ -11,39 +11,38 @@ from retuned.stages.gate.limits import Metric
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """One metric, asked for twice."""
+    """Two values of one metric."""
 
     before: float | None = None
-    """Value when the first pod was told; None where nobody knows it."""
+    """Value when the first pod got the order; None if unknown."""
     now: float | None = None
-    """Value now; None where nobody knows it."""
+    """Value now; None if unknown."""
     samples: int | None = None
-    """Stored samples that `now` rests on; None where nobody says."""
+    """Stored samples behind `now`; None if unknown."""
 
 
 NOTHING = Compared()
-"""Nobody knows anything."""
+"""No values are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What one metric says."""
+    """Result of one metric."""
 
     outcome: LookOutcome
-    """What it means for the look."""
     sentence: str
-    """With the numbers, for people."""
+    """The result with its numbers."""
 
 
 def judge(metric: Metric, compared: Compared) -> Measured:
-    """Say what a metric means. What is missing, negative or no number is never a pass.
+    """Judge a metric. A missing, negative or non-numeric value is never a pass.
 
     Parameters
     ----------
     metric
         Of the policy: its bound is a ratio over the baseline.
     compared
-        What was measured.
+        The measured values.
 
     Examples
     --------
@@ -58,8 +57,8 @@ def judge(metric: Metric, compared: Compared) -> Measured:
         missing = "value now" if now is None else "value from before the swap"
         return _unknown(metric, f"has no {missing}")
     if compared.samples is None or compared.samples < metric.min_samples:
-        rests = "nobody says how many" if compared.samples is None else str(compared.samples)
-        return _unknown(metric, f"rests on {rests} samples, {metric.min_samples} are asked")
+        rests = "an unknown number of" if compared.samples is None else str(compared.samples)
+        return _unknown(metric, f"rests on {rests} samples, {metric.min_samples} are required")
     most = ratio_of(metric) * before
     outcome = LookOutcome.PASSED if now <= most else LookOutcome.FAILED
     sentence = f"{metric.name} is {now:.4g}, before {before:.4g}, at most {most:.4g}"

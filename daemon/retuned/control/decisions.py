@@ -1,4 +1,4 @@
-"""Warnings that a person sees before a decision: why the gate may not count it. Pure.
+"""Warnings before a decision: why the gate may not count it. Pure.
 
 The gate alone decides; a warning changes nothing. The command line and the review page of one
 machine and of a cluster show the same warnings.
@@ -14,7 +14,7 @@ from retuned.stages.gate import DecisionKind, person
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionFacts:
-    """What the gate's last answer and the policy say of a proposal."""
+    """State of a proposal from its last gate decision and its policy."""
 
     requested_by: str
     """User who requested the swap."""
@@ -23,9 +23,9 @@ class DecisionFacts:
     received: Sequence[str] = ()
     """Users whose approval counts already."""
     dry_run: bool = False
-    """Whether the policy counts decisions and swaps nothing."""
+    """Whether the policy counts decisions but does not swap."""
     break_glass_group: str | None = None
-    """Only group that may break glass; None where the caller does not know the policy's."""
+    """Only group that may use break-glass; None if the caller does not know it."""
 
 
 def warnings_for(
@@ -36,18 +36,7 @@ def warnings_for(
     groups: Collection[str],
     comment: str,
 ) -> tuple[str, ...]:
-    """Return why the gate may not count a decision, a sentence each.
-
-    Parameters
-    ----------
-    facts
-        State of the proposal.
-    kind
-        The decision.
-    user, groups
-        Who decides.
-    comment
-        The reason that comes with it.
+    """Return why the gate may not count a decision, one sentence for each reason.
 
     Examples
     --------
@@ -68,7 +57,7 @@ def warnings_for(
     if kind is DecisionKind.BREAK_GLASS:
         group = facts.break_glass_group
         if group is not None and group not in groups:
-            found.append(f"only members of group {group} may break glass")
+            found.append(f"only members of group {group} may use break-glass")
         if not comment.strip():
             found.append("break-glass needs a --comment")
     if facts.dry_run:

@@ -1,9 +1,9 @@
-"""An experiment's way: queued, helped, searched, verified by the trusted harness, proposed.
+"""State machine of an experiment: queued, helped, searched, verified, proposed.
 
-`step` is level-triggered like that of proposals. Jobs are made suspended and released when the
-budget allows; one that production took away is tried again and is no failure; one that failed ends
-the experiment, and whatever ends it deletes every Job that still lives. Jobs without an accelerator
-come first and help the search; where one of them brings nothing the experiment goes on without it.
+The trusted harness verifies. `step` is level-triggered. Jobs are created suspended and released
+when the budget allows. A Job that production preempts is retried and is not a failure. A failed Job
+ends the experiment. Every end deletes all Jobs that still exist. Jobs without an accelerator come
+first and help the search; if one of them brings no result, the experiment continues without it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from retuned.control.facts import (
 from retuned.errors import RetunedError
 
 PIPELINE: tuple[JobRole, ...] = (JobRole.SEARCH, JobRole.VERIFY)
-"""Jobs that every experiment has, in order; the last is the trusted one."""
+"""Jobs of every experiment, in order; the last is the trusted one."""
 HELPERS: Mapping[JobRole, str] = {JobRole.GENERATE: "generating", JobRole.COMPILE: "compiling"}
-"""Jobs that only help, in order, and what an experiment does meanwhile: they hold no accelerator,
-and what they do not do is done by the search, or not at all."""
+"""Jobs that only help, in order, and the phase of the experiment during each.
+
+They hold no accelerator. The search does what they do not do, or it is left out."""
 RESULT_PATIENCE = timedelta(minutes=5)
-"""A Job that is complete and left no result by then has none: nobody waits for it for ever."""
+"""A complete Job that left no result after this time has none."""
 MAX_LOST_RESULTS = 2
-"""So often a Job is made again whose result got lost; what is in the way of it is there to stay."""
+"""Retries of a Job whose result was lost; a longer series has a permanent cause."""
 _LONGEST_WHY = 300
 _LOOK_AGAIN = timedelta(seconds=30)
 _P = ExperimentPhase
@@ -63,14 +64,14 @@ def step(
     now: datetime,
     pipeline: tuple[JobRole, ...] = PIPELINE,
 ) -> ExperimentStep:
-    """Say what becomes of an experiment.
+    """Return the next status and actions of an experiment.
 
     Parameters
     ----------
     resource
-        The experiment as it is.
+        The experiment as stored.
     facts
-        Everything else as it is.
+        All other observations.
     now
         Moment, with a zone.
     pipeline
@@ -94,7 +95,7 @@ def step(
 def unable(
     resource: KernelExperiment, facts: ExperimentFacts, error: RetunedError, *, now: datetime
 ) -> ExperimentStep:
-    """End an experiment whose next Job cannot be made: trying again would not change that."""
+    """End an experiment whose next Job cannot be created: a retry would not change that."""
     case = TrialStep(
         resource=resource, facts=facts, now=now, pipeline=PIPELINE, status=resource.status
     ).to(_P.REFUSED, error.code, str(error))
@@ -103,12 +104,12 @@ def unable(
 
 
 def _cleared(jobs: Sequence[JobFact]) -> tuple[ExperimentAction, ...]:
-    """Nothing of an experiment that is over holds an accelerator."""
+    """Delete the Jobs of an ended experiment, so that none holds an accelerator."""
     return tuple(DeleteJob(job=job.name) for job in jobs if job.is_live)
 
 
 def _with_results(case: TrialStep) -> TrialStep:
-    """Keep which pod's result counts for each Job: the first that was complete, for good."""
+    """Record which pod's result counts for each Job: the first complete one, permanently."""
     refs = {ref.name: ref for ref in case.status.job_refs}
     for job in case.facts.jobs:
         known = refs.get(job.name)
@@ -131,7 +132,7 @@ def _with_results(case: TrialStep) -> TrialStep:
 
 
 def _given_up(ref: JobRef, code: str, detail: str) -> JobRef:
-    """Return the Job as one that the experiment does without; the first reason stands."""
+    """Return the Job as one that the experiment does without; the first reason stays."""
     if ref.result is not None or ref.given_up:
         return ref
     why = f"{code}: {detail}" if detail else code
@@ -139,7 +140,7 @@ def _given_up(ref: JobRef, code: str, detail: str) -> JobRef:
 
 
 def _result(case: TrialStep, ref: JobRef) -> ResultFact | None:
-    """Return the result that counts for a Job; None where there is none, or it is not seen now."""
+    """Return the result that counts for a Job; None if there is none, or it is not visible now."""
     return next(
         (
             each
@@ -151,7 +152,7 @@ def _result(case: TrialStep, ref: JobRef) -> ResultFact | None:
 
 
 def _going(case: TrialStep) -> TrialStep:
-    """Go one step further, or end."""
+    """Advance one step, or end."""
     over = ended(case)
     if over is not None:
         return over
@@ -171,7 +172,7 @@ def _going(case: TrialStep) -> TrialStep:
 
 
 def _done(case: TrialStep, role: JobRole) -> ResultFact | None:
-    """Return the result of a role, whichever try brought it, also when its Job is gone by now."""
+    """Return the result of a role, from any attempt, also if its Job no longer exists."""
     for ref in case.status.job_refs:
         if ref.role is role and ref.result is not None:
             return _result(case, ref)
@@ -179,18 +180,18 @@ def _done(case: TrialStep, role: JobRole) -> ResultFact | None:
 
 
 def _is_over(case: TrialStep, role: JobRole) -> bool:
-    """Whether a Job that only helps has brought something, or will not."""
+    """Whether a Job that only helps has brought a result, or will not."""
     refs = [ref for ref in case.status.job_refs if ref.role is role]
     return _has_searched(case) or any(ref.result is not None or ref.given_up for ref in refs)
 
 
 def _has_searched(case: TrialStep) -> bool:
-    """Whether a search was made: what would help it comes too late."""
+    """Whether a search was made: help comes too late after it."""
     return any(ref.role is JobRole.SEARCH for ref in case.status.job_refs)
 
 
 def _due(case: TrialStep, role: JobRole) -> TrialStep:
-    """Drive the one Job that is due; others that still live are deleted before."""
+    """Drive the one Job that is due; delete others that still exist before."""
     attempt = case.status.preemptions + case.status.lost_results + 1
     job = _job(case, role, attempt)
     stale = [each for each in case.facts.jobs if each.is_live and each is not job]
@@ -213,7 +214,7 @@ def _job(case: TrialStep, role: JobRole, attempt: int) -> JobFact | None:
 def _driven(
     case: TrialStep, role: JobRole, job: JobFact | None, *, attempt: int, held: str
 ) -> TrialStep:
-    """Make, release, hold back or count out the one Job that is due."""
+    """Create, release, suspend or give up the one Job that is due."""
     if job is not None and job.state is JobState.DISRUPTED:
         case = case.having(preemptions=case.status.preemptions + 1)
         return case.to(_P.PREEMPTED, "preempted").doing(DeleteJob(job=job.name))
@@ -238,13 +239,13 @@ def _driven(
 
 
 def _let_go(case: TrialStep, role: JobRole, job: JobFact) -> TrialStep:
-    """Say where a Job is that nothing holds back."""
+    """Return the step with the state of a released Job."""
     if job.state is JobState.WAITING:
         return placed.waited(case, job)
     case = placed.found_room(case)
     if job.state is JobState.STARTING:
         return case.to(_P.QUEUED, placed.STARTING, job.reason)
-    if role in HELPERS:  # nobody pays for an accelerator
+    if role in HELPERS:  # no accelerator is in use
         return case.to(_P.RUNNING, HELPERS[role])
     return case.to(_working(case, role), "running")
 
@@ -254,12 +255,12 @@ def _working(case: TrialStep, role: JobRole) -> ExperimentPhase:
 
 
 def _was_made(case: TrialStep, role: JobRole, attempt: int) -> bool:
-    """Whether a Job was there once: it outlived its time, or somebody deleted it."""
+    """Whether a Job existed before: it outlived its time, or a person deleted it."""
     return any(ref.role is role and ref.attempt == attempt for ref in case.status.job_refs)
 
 
 def _lost(case: TrialStep, role: JobRole, reason: str, *, detail: str) -> TrialStep:
-    """Make a Job again whose result nobody will ever read; it says nothing of any variant."""
+    """Create a Job again whose result is unreadable; the loss is not evidence about any variant."""
     if role in HELPERS:
         refs = tuple(
             _given_up(ref, reason, detail) if ref.role is role else ref
@@ -275,7 +276,7 @@ def _lost(case: TrialStep, role: JobRole, reason: str, *, detail: str) -> TrialS
 
 
 def _without_result(case: TrialStep, role: JobRole, job: JobFact) -> TrialStep:
-    """Wait a little for the result of a Job that is complete; then there is none."""
+    """Wait a limited time for the result of a complete Job."""
     gone = dict(case.facts.lost).get(job.name)
     if gone is not None:
         return _lost(case, role, gone, detail=job.name)
@@ -301,7 +302,7 @@ def _marked(case: TrialStep) -> TrialStep:
 
 
 def _verified(case: TrialStep, result: ResultFact) -> TrialStep:
-    """Propose what the trusted Job proved; nothing else may."""
+    """Propose the win that the trusted Job proved; no other Job may."""
     if result.winner is None or result.speedup is None:
         return case.to(_P.NO_IMPROVEMENT, "not-proven", result.beside)
     beside = result.beside

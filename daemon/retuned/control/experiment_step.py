@@ -1,4 +1,4 @@
-"""What one step of an experiment works on, and what ends it or holds it back."""
+"""One step of an experiment: its data, and the conditions that end or suspend it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from retuned.control.facts import ExperimentAction, ExperimentFacts, JobState, P
 from retuned.stages.gate import Mode, limits_of
 
 MAX_PREEMPTIONS = 8
-"""After so many the cluster has no room for it now."""
+"""Preemptions after which the cluster has no capacity for it now."""
 NECESSARY = (JobRole.SEARCH, JobRole.VERIFY)
-"""Without what these find there is no experiment; others only help."""
+"""Jobs whose results an experiment needs; others only help."""
 _P = ExperimentPhase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialStep:
-    """One step: the object, what was observed, and the status so far."""
+    """One step: the object, the observations, and the status so far."""
 
     resource: KernelExperiment
     facts: ExperimentFacts
@@ -35,23 +35,23 @@ class TrialStep:
     actions: tuple[ExperimentAction, ...] = ()
 
     def to(self, phase: ExperimentPhase, reason: str, detail: str = "") -> TrialStep:
-        """Return the case in a phase, with its reason."""
+        """Return the step in a phase, with its reason."""
         update: dict[str, object] = {"phase": phase, "reason": reason, "detail": detail[:2048]}
         if phase.is_terminal and self.status.finished_at is None:
             update["finished_at"] = self.now
         return self.having(**update)
 
     def having(self, **update: object) -> TrialStep:
-        """Return the case with other fields in its status."""
+        """Return the step with other fields in its status."""
         return replace(self, status=self.status.model_copy(update=update))
 
     def doing(self, *actions: ExperimentAction) -> TrialStep:
-        """Return the case with more to be done."""
+        """Return the step with more actions."""
         return replace(self, actions=(*self.actions, *actions))
 
 
 def ended(case: TrialStep) -> TrialStep | None:
-    """End it where somebody said so, or where what it would find could not be used."""
+    """End it if a person or a policy did so, or if its result could not be used."""
     spec, facts = case.resource.spec, case.facts
     if spec.abort.requested:
         return case.to(_P.ABORTED, "aborted", spec.abort.reason)
@@ -92,7 +92,7 @@ def _allows(chosen: PolicyFact) -> bool:
 
 
 def held_by(case: TrialStep) -> str:
-    """Return why no Job may run now, or nothing. What is not known holds it."""
+    """Return why no Job may run now, or an empty text. Unknown facts suspend it."""
     facts, spec = case.facts, case.resource.spec
     chosen = _policy(case)
     if spec.suspend:

@@ -1,4 +1,4 @@
-"""What the gate says of a proposal in a cluster: the same stage, fed with custom resources."""
+"""Gate decisions in a cluster: stage 8 applied to custom resources."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ from retuned.stages.proposal import Proposal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateResult:
-    """The gate's answer with what it was asked about."""
+    """The gate decision with its inputs."""
 
     answer: GateDecision
-    """The answer."""
     chosen: PolicyFact | None
-    """Policy that decides; None where none does."""
+    """Policy that decides; None if none does."""
     windows: WindowState | None
     """Whether a swap may start; None without a policy."""
     frozen_by: tuple[gate.TuningFreeze, ...]
-    """Freezes that stand and cover the proposal."""
+    """Active freezes that cover the proposal."""
 
 
 def labels_of(target: TuningTarget) -> dict[str, str]:
-    """Return the labels that policies select by; the accelerator is always the spec's."""
+    """Return the labels that policies select by; the accelerator always comes from the spec."""
     return {**target.metadata.labels, gate.GPU_MODEL_LABEL: target.spec.gpu.model}
 
 
@@ -52,10 +51,11 @@ def words_on(
     *,
     generation: int,
 ) -> tuple[gate.SwapDecision, ...]:
-    """Return what people said about this very object, as the gate counts it.
+    """Return the decisions about this very object, in the gate's format.
 
-    A word on an object of the same name with another uid is about something else. An approval under
-    another generation of the policy loses the policy that it names, so that it does not count.
+    A decision about an object of the same name with another uid is about something else. An
+    approval under another generation of the policy loses the policy digest, so that it does not
+    count.
     """
     found = []
     for each in decisions:
@@ -71,7 +71,7 @@ def words_on(
 
 
 def ask(resource: SwapProposal, facts: RolloutFacts, *, now: datetime) -> GateResult | None:
-    """Ask the gate; None where something that could say no cannot be read."""
+    """Make the gate decision; None if an input that could prevent approval cannot be read."""
     target, policies, freezes = facts.target, facts.policies, facts.freezes
     if target is None or policies is None or freezes is None or facts.decisions is None:
         return None
@@ -98,7 +98,7 @@ def ask(resource: SwapProposal, facts: RolloutFacts, *, now: datetime) -> GateRe
 
 
 def agreed_without_glass(resource: SwapProposal, facts: RolloutFacts, *, now: datetime) -> bool:
-    """Whether the quorum has come together after somebody broke glass."""
+    """Whether the quorum was reached after a break-glass."""
     quorum = tuple(
         each
         for each in facts.decisions or ()
@@ -111,7 +111,7 @@ def agreed_without_glass(resource: SwapProposal, facts: RolloutFacts, *, now: da
 def standing(
     freezes: tuple[gate.TuningFreeze, ...], proposal: Proposal, *, now: datetime
 ) -> tuple[gate.TuningFreeze, ...]:
-    """Return the freezes that stand now and cover a proposal."""
+    """Return the active freezes that cover a proposal."""
     return tuple(
         each
         for each in freezes
@@ -130,8 +130,8 @@ def resumes(
 ) -> str | None:
     """Return the uid of an approval that ends a pause, or None.
 
-    It must have been given after the pause began, by somebody whom the gate would count, and each
-    approval ends one pause.
+    It must have been given after the pause began, by a user whom the gate counts. Each approval
+    ends one pause.
     """
     if chosen is None or facts.decisions is None or resource.status.gate is None:
         return None
@@ -158,7 +158,7 @@ def resumes(
 
 
 def gate_status(asked: GateResult) -> GateStatus:
-    """Return the answer as the status of an object."""
+    """Return the gate decision as the status of an object."""
     answer = asked.answer
     return GateStatus(
         state=answer.state,

@@ -17,7 +17,7 @@ from retuned.stages.profile import Counts, Signature, SignatureStat, WorkloadPro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownKernels:
-    """What a control plane knows of the kernels that a target runs."""
+    """The kernels of a target that a control plane knows."""
 
     recognise: Callable[[Signature], tuple[str, Mapping[str, int]] | None]
     """Definition and axes of a signature that the catalogue has; None for others."""
@@ -44,7 +44,7 @@ def shape_costs(
     counts
         Launches that slots counted, by definition and shape.
     kernels
-        Where a signature's definition is known from.
+        Maps signatures to definitions.
     launch_ns
         Overhead of one launch, for estimated times, nanoseconds.
 

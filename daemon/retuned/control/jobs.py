@@ -1,8 +1,8 @@
-"""A Job that was let go: it waits for room, starts and runs; and what its running costs. Pure.
+"""Released Jobs: they wait for capacity, start and run; and the cost of their running. Pure.
 
-Production may hold every accelerator for hours. A Job that finds no room meanwhile costs nothing
-and fails nothing: after a while it is held back, so that another experiment may find room, and it
-is let go again. Its deadline is its pod's and begins when a node has taken the pod.
+Production may hold every accelerator for hours. A Job without capacity costs nothing and fails
+nothing. After a while it is suspended, so that another experiment may start, and released again
+later. Its deadline is its pod's and begins when the pod is on a node.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from retuned.control.experiment_step import NECESSARY, TrialStep
 from retuned.control.facts import DeleteJob, JobFact, JobState, SetSuspend
 
 ROOM_PATIENCE = timedelta(minutes=10)
-"""So long a Job that was let go waits for room before it makes way for others."""
+"""How long a released Job waits for capacity before it is suspended."""
 ROOM_REST = timedelta(minutes=5)
-"""So long it is held back then."""
+"""How long it is then suspended."""
 MAX_SPELLS = 32
-"""Most spells that a status keeps; the oldest are put together, none is forgotten."""
+"""Most spells in a status; the oldest are merged, none is dropped."""
 WAITS_FOR_ROOM, STARTING, NO_ROOM = "waits-for-room", "starting", "no-room"
-"""Reasons of experiments whose Job has no pod on a node, has one that does not run yet, and whose
-Job was held back because there was no room."""
+"""Reasons of experiments whose Job has no pod on a node, has one that does not run yet, or was
+suspended for lack of capacity."""
 LET_GO = (JobState.WAITING, JobState.STARTING, JobState.RUNNING)
-"""States of a Job that was let go and has not ended."""
+"""States of a Job that was released and has not ended."""
 _WAITS = "WaitsForRoom"
-"""Type of the condition that says since when."""
+"""Type of the condition that holds the start of the wait."""
 _P = ExperimentPhase
 
 
 def rests(case: TrialStep) -> bool:
-    """Whether a Job that found no room is still held back."""
+    """Whether a Job that found no capacity is still suspended."""
     since = _since(case)
     return case.status.reason == NO_ROOM and since is not None and case.now < since + ROOM_REST
 
 
 def waited(case: TrialStep, job: JobFact) -> TrialStep:
-    """Wait for room, or make way for others: a queue decides that by itself."""
+    """Wait for capacity, or suspend the Job; Kueue decides that itself."""
     case = _marked(case, waits=True)
     since = _since(case)
     assert since is not None, "it was written just now"
@@ -48,7 +48,7 @@ def waited(case: TrialStep, job: JobFact) -> TrialStep:
 
 
 def found_room(case: TrialStep) -> TrialStep:
-    """Note that nobody waits for room now."""
+    """Record that no Job waits for capacity now."""
     return _marked(case, waits=False) if _since(case) is not None else case
 
 
@@ -69,9 +69,9 @@ def _marked(case: TrialStep, *, waits: bool) -> TrialStep:
 
 
 def with_device_time(case: TrialStep) -> TrialStep:
-    """Note since when a Job that measures runs, and until when one did.
+    """Record when a measuring Job began and ended.
 
-    What ran and ended while nobody looked is taken from what its pod says.
+    If it ran and ended between two observations, the times of its pod count.
     """
     spells = list(case.status.device_time)
     jobs = {job.name: job for job in case.facts.jobs if job.role in NECESSARY}
@@ -86,7 +86,7 @@ def with_device_time(case: TrialStep) -> TrialStep:
             begin = max([_clamped(job.began_at, case.now), *(_end(each) for each in known)])
             spells.append(Spell(job=job.name, started_at=begin))
         unseen = not runs and not known and None not in (job.began_at, job.ended_at)
-        if unseen and len(spells) < MAX_SPELLS:  # beyond that, the oldest are put together
+        if unseen and len(spells) < MAX_SPELLS:  # beyond that, the oldest are merged
             begin = _clamped(job.began_at, case.now)
             spells.append(_ended(Spell(job=job.name, started_at=begin), job, now=case.now))
     if not spells:
@@ -96,9 +96,9 @@ def with_device_time(case: TrialStep) -> TrialStep:
 
 
 def closed(case: TrialStep) -> TrialStep:
-    """End the spells of Jobs that this step ends: looks may be rare, and waiting costs nothing.
+    """End the spells of Jobs that this step ends: observations may be rare, and waiting is free.
 
-    One that runs on because the operator died before it acted goes on where its spell ended.
+    If a Job runs on because the operator died before it acted, its spell continues where it ended.
     """
     held = (a.job for a in case.actions if isinstance(a, SetSuspend) and a.suspend)
     ending = {*held, *(a.job for a in case.actions if isinstance(a, DeleteJob))}
@@ -115,7 +115,7 @@ def closed(case: TrialStep) -> TrialStep:
 def device_seconds(
     spells: tuple[Spell, ...], *, now: datetime, since: datetime | None = None
 ) -> float:
-    """Return the time that Jobs held an accelerator, seconds; since a moment where one is given."""
+    """Return the time that Jobs held an accelerator, seconds; since a moment if one is given."""
     begins = ((each, max(each.started_at, since or each.started_at)) for each in spells)
     parts = (min(each.ended_at or now, now) - begin for each, begin in begins)
     return sum(max(0.0, part.total_seconds()) for part in parts)
@@ -128,7 +128,7 @@ def _ended(spell: Spell, job: JobFact | None, *, now: datetime) -> Spell:
 
 
 def _clamped(moment: datetime | None, now: datetime) -> datetime:
-    """Return a moment that a node has told, or now: a node's clock may be ahead of ours."""
+    """Return a node's time, or now if earlier: a node's clock may be ahead of ours."""
     return now if moment is None else min(moment, now)
 
 
@@ -137,7 +137,7 @@ def _end(spell: Spell) -> datetime:
 
 
 def _few(spells: list[Spell]) -> tuple[Spell, ...]:
-    """Put the oldest two together while there are too many; their time stays, and counts later."""
+    """Merge the oldest two while there are too many; their time stays, and counts later."""
     while len(spells) > MAX_SPELLS:
         first, second = spells[0], spells[1]
         length = _end(first) - first.started_at

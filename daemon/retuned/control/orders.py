@@ -1,9 +1,8 @@
-"""What pods are told: from the status of a proposal to the orders of stage 9, and who has done so.
+"""Orders of pods, derived from the status of a proposal, and their progress. Pure.
 
-The status says which pod wants what, under which epoch; the order follows from it. So the agent API
-can hand the same order out again and again, and an operator that starts anew hands out the same.
-
-What a pod is to have: the newest order of each slot, from proposals and their target. Pure.
+The status records which pod must have which variant, under which epoch; the order follows from it.
+So the agent API can send the same order repeatedly, and a restarted operator sends the same orders.
+The newest order of each slot of a pod comes from the proposals and their target.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from retuned.stages.swap import (
 )
 
 OUT_OF_EPOCH = "out-of-epoch"
-"""A sidecar's code for an order that came after a later one: it is told again, as a newer one."""
+"""A sidecar's code for an order that came after a later one; it is reissued with a new epoch."""
 
 
 def order_for(resource: SwapProposal, told: PodOrder, *, spread: Spread | None = None) -> SwapOrder:
@@ -37,14 +36,14 @@ def order_for(resource: SwapProposal, told: PodOrder, *, spread: Spread | None =
     resource
         The proposal; its status has a rollout.
     told
-        What the pod is told, from that rollout.
+        The pod's entry in that rollout.
     spread
         How the swap spreads over the launches of the pod's server; all at once by default.
 
     Raises
     ------
     ValueError
-        If the proposal has no rollout, or was made by no API server.
+        If the proposal has no rollout, or does not come from an API server.
     """
     rollout = resource.status.rollout
     if rollout is None:
@@ -61,7 +60,7 @@ def order_for(resource: SwapProposal, told: PodOrder, *, spread: Spread | None =
 
 
 def slot_of(pod: PodFact, kernel: str) -> SlotFacts:
-    """Return what a pod says, as stage 9 reads it."""
+    """Return a pod's report as facts of stage 9."""
     return SlotFacts(
         definition=kernel,
         active=pod.active,
@@ -74,7 +73,7 @@ def slot_of(pod: PodFact, kernel: str) -> SlotFacts:
 def observed(
     resource: SwapProposal, rollout: RolloutStatus, pods: Sequence[PodFact], *, now: datetime
 ) -> RolloutStatus:
-    """Return the rollout with what the pods say: done, gone, or to be told under a later epoch."""
+    """Return the rollout with the pods' state: done, gone, or to be reissued with a later epoch."""
     facts = {pod.uid: pod for pod in pods}
     present = [told for told in rollout.pods if told.uid in facts]
     later = next_epoch(rollout, pods)
@@ -91,7 +90,7 @@ def observed(
         elif is_carried_out(order, slot):
             update = {"done": True, "held": ""}
         elif held is not None and held.final and held.reason == OUT_OF_EPOCH:
-            # its sidecar knows a later order than its server shows; it gets no more time for that
+            # its sidecar has a later order than its server reports; it gets no extra time for that
             update = {"epoch": later, "done": False, "held": OUT_OF_EPOCH}
         else:
             update = {"done": False, "held": held.reason if held is not None else ""}
@@ -100,12 +99,12 @@ def observed(
 
 
 def held_of(pod: PodFact, told: PodOrder) -> HeldFact | None:
-    """Return why a pod has not carried out what it was told; None where it says nothing of that."""
+    """Return why a pod has not committed its order; None if it gives no reason."""
     return pod.held if pod.held is not None and pod.held.epoch == told.epoch else None
 
 
 def next_epoch(rollout: RolloutStatus | None, pods: Iterable[PodFact]) -> int:
-    """Return an epoch that every pod will accept, at least 2: a way back has one before it."""
+    """Return an epoch that every pod accepts, at least 2: a rollback needs one before it."""
     told = rollout.pods if rollout else ()
     before = rollout.previous.epoch if rollout and rollout.previous else 1
     seen = [max(pod.epoch, pod.newest_epoch) for pod in pods]
@@ -120,7 +119,7 @@ def tell(
     epoch: int,
     now: datetime,
 ) -> RolloutStatus:
-    """Return the rollout with some pods told something new."""
+    """Return the rollout with new orders for some pods."""
     new = {
         pod.uid: PodOrder(
             name=pod.name, uid=pod.uid, wants=wants, epoch=epoch, since=now, ends=pod.ends
@@ -137,7 +136,7 @@ def tell(
 
 
 def active_entry(resource: SwapProposal, rollout: RolloutStatus, *, now: datetime) -> ActiveKernel:
-    """Return what every pod ought to run once the proposal is promoted."""
+    """Return the variant that every pod must run once the proposal is promoted."""
     return ActiveKernel(
         kernel=resource.spec.kernel,
         digest=resource.spec.artifact.digest,
@@ -165,7 +164,7 @@ def desired_orders(
     target
         Its TuningTarget.
     proposals
-        Every proposal for that target, whatever its phase: ways back stay told.
+        Every proposal for that target, whatever its phase: rollbacks are still sent.
     spread
         How a swap spreads over the launches of a server.
     """
@@ -185,13 +184,13 @@ def desired_orders(
 def _promoted(
     name: str, uid: str, target: TuningTarget, proposals: Sequence[SwapProposal]
 ) -> list[SwapOrder]:
-    """Return what every pod ought to run, for one that no rollout has told."""
+    """Return the active variants for a pod without an order from a rollout."""
     by_name = {each.metadata.name: each for each in proposals}
     orders = []
     for entry in target.status.active_kernels:
         resource = by_name.get(entry.proposal)
         if resource is None or resource.status.rollout is None:
-            continue  # nobody knows any more what it carries out; the original serves
+            continue  # its order is unknown by now; the original serves
         if resource.status.phase is not ProposalPhase.PROMOTED:
             continue
         told = PodOrder(
@@ -203,7 +202,7 @@ def _promoted(
 
 
 def _keep(found: dict[str, SwapOrder], order: SwapOrder) -> None:
-    """Keep the newest of a slot; a way back where two have one epoch."""
+    """Keep the newest of a slot; the rollback if two have one epoch."""
     known = found.get(order.definition)
     if known is None or _rank(known) < _rank(order):
         found[order.definition] = order

@@ -1,6 +1,6 @@
-"""What the findings of an experiment say to the belief that it tested. Pure.
+"""Outcome of an experiment: what its findings mean for its hypothesis. Pure.
 
-One machine's daemon and the operator conclude by this alike.
+The daemon of one machine and the operator both use it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from retuned.stages.proposal import covered_share
 from retuned.stages.verdict import ShapeResult, Status
 
 ENOUGH = 0.5
-"""Part of the believed saving that ends the search for a better variant."""
+"""Part of the expected saving that ends the search for a better variant."""
 
 
 def conclude(
@@ -36,7 +36,7 @@ def conclude(
     structures: Sequence[str],
     settings: HypothesisSettings | None = None,
 ) -> Refinement | None:
-    """Say whether to try again, and where; None where what was found is enough.
+    """Decide whether and where to try again; None if the findings are sufficient.
 
     Parameters
     ----------
@@ -45,9 +45,9 @@ def conclude(
     found
         All its findings.
     belief
-        What it tested.
+        The hypothesis that it tested.
     first_saving
-        Saving that was believed before any attempt; later beliefs are discounted.
+        Expected saving before any attempt; later hypotheses are discounted.
     structures
         Source structures of the definition.
     settings
@@ -67,9 +67,9 @@ def code_of(answer: Refinement | None) -> str:
 
 
 def best_finding(found: Sequence[Finding]) -> Finding | None:
-    """Return the promotable finding that saves most for sure; None if there is none.
+    """Return the promotable finding with the largest certain saving; None if there is none.
 
-    What counts is time, not the ratio: twice as fast at a shape that is rare saves little.
+    Time counts, not the ratio: twice as fast at a rare shape saves little.
     """
     promoted = [f for f in found if f.verdict.status is Status.PROMOTE]
     return max(promoted, key=saved_us, default=None)
@@ -84,7 +84,7 @@ def saved_us(finding: Finding) -> float:
 
 
 def lower_bound(finding: Finding) -> float:
-    """Return the lower bound of a finding's speedup; 0 where it was not timed."""
+    """Return the lower bound of a finding's speedup; 0 if it was not timed."""
     return finding.verdict.speedup.lower if finding.verdict.speedup else 0.0
 
 
@@ -94,17 +94,7 @@ def _saving(finding: Finding, share: float) -> float:
 
 
 def attempt_of(plan: ExperimentPlan, found: Sequence[Finding], best: Finding | None) -> Attempt:
-    """Sum an experiment up: its reason, what did not work, where it lost and what it cost.
-
-    Parameters
-    ----------
-    plan
-        The experiment.
-    found
-        All its findings.
-    best
-        The promotable finding that saves most; None if there is none.
-    """
+    """Summarise an experiment: its reason, what did not work, where it lost and what it cost."""
     if not found:
         return Attempt(experiment=plan.id, reason="no-candidates")
     timed = [finding for finding in found if finding.verdict.speedup is not None]

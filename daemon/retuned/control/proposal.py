@@ -1,8 +1,8 @@
-"""A proposal's way: from evidence through the gate and over the pods, and back from everywhere.
+"""State machine of a proposal: from evidence through the gate and over the pods, and back.
 
-`step` is level-triggered: it gets what is there now and says what the status ought to be. Order of
-the questions is order of harm: going back comes before going on, and what cannot be read counts as
-a no to going on, never as a reason not to go back.
+`step` is level-triggered: it gets the present state and returns the status. The checks are in order
+of harm: rolling back comes before advancing. An unreadable input stops progress, but never a
+rollback.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from retuned.stages import gate
 from retuned.stages.gate import GateReason, GateState
 
 _LOOK_AGAIN = timedelta(seconds=30)
-"""What is under way is looked at so often, whatever happens."""
+"""Interval of the observations of a rollout."""
 
 _P = ProposalPhase
 
 
 def step(resource: SwapProposal, facts: RolloutFacts, *, now: datetime) -> RolloutStep:
-    """Say what becomes of a proposal.
+    """Return the next status and actions of a proposal.
 
     Parameters
     ----------
     resource
-        The proposal as it is.
+        The proposal as stored.
     facts
-        Everything else as it is.
+        All other observations.
     now
         Moment, with a zone.
 
     Raises
     ------
     ValueError
-        If the proposal was made by no API server.
+        If the proposal does not come from an API server.
     """
     if not facts.leading:
         return RolloutStep(status=resource.status)
@@ -66,14 +66,14 @@ def step(resource: SwapProposal, facts: RolloutFacts, *, now: datetime) -> Rollo
     elif case.phase.is_under_way or case.phase is _P.PROMOTED:
         case = after(case)
     elif case.phase is _P.ROLLED_BACK and has_strayed(case):
-        case = case.to(_P.ROLLING_BACK, "stray-pod", "a pod came back with the artifact")
+        case = case.to(_P.ROLLING_BACK, "stray-pod", "a pod returned with the artifact")
     if case.phase.is_going_back:
         case = going_back(case)
     return RolloutStep(status=case.status, actions=_actions(case), look_again_at=_again(case))
 
 
 def _before(case: ProposalStep) -> ProposalStep:
-    """Go one step further before any pod is told, or end."""
+    """Advance one step before the first order, or end."""
     facts, spec = case.facts, case.resource.spec
     if spec.abort.requested:
         return case.to(_P.ABORTED, "aborted", spec.abort.reason)
@@ -85,7 +85,7 @@ def _before(case: ProposalStep) -> ProposalStep:
     if facts.evidence_fault is not None:
         return case.to(_P.INVALID, facts.evidence_fault)
     if is_quarantined(case):
-        return case.to(_P.INVALID, "quarantined", "the artifact did harm here not long ago")
+        return case.to(_P.INVALID, "quarantined", "the artifact is quarantined after recent harm")
     if case.asked is None:
         phase = case.phase if case.phase is _P.SCHEDULED else _P.AWAITING_APPROVAL
         return case.to(phase, "unreadable", "a policy, decision or freeze cannot be read")
@@ -107,7 +107,7 @@ def _before(case: ProposalStep) -> ProposalStep:
 
 
 def _outdated(case: ProposalStep) -> ProposalStep | None:
-    """End what the world has left behind; what is not known is no reason to."""
+    """End a proposal that later changes made obsolete; unknown facts are not a reason."""
     facts, spec = case.facts, case.resource.spec
     if facts.target is None:
         return case.to(_P.SUPERSEDED, "target-gone")
@@ -125,7 +125,7 @@ def _outdated(case: ProposalStep) -> ProposalStep | None:
 
 
 def _held_back(case: ProposalStep) -> tuple[str, str] | None:
-    """Return why an agreed swap may not start now, or None."""
+    """Return why an approved swap may not start now, or None."""
     facts, rule = case.facts, case.rule
     assert facts.target is not None, "its absence ends a proposal"
     assert rule is not None, "the gate approved it by a policy"
@@ -133,22 +133,26 @@ def _held_back(case: ProposalStep) -> tuple[str, str] | None:
     last = waves.last_swap_elsewhere(facts.others)
     held = (
         (facts.target.spec.mode is not TargetMode.SWAP, "target-mode", "the target forbids swaps"),
-        (bool(busy), "other-rollout", f"{busy} is under way on the same servers"),
+        (bool(busy), "other-rollout", f"{busy} is in progress on the same servers"),
         (
             last is not None and case.now < last + rule.min_interval,
             "min-interval",
-            "these servers were swapped not long ago",
+            "these servers were swapped recently",
         ),
         (facts.target.status.environment is None, "environment-unknown", "not all pods agree"),
-        (facts.live_baseline is None, "baseline-unknown", "nobody knows what runs now"),
-        (facts.slo_firing is not False, "slo-alert", "the service level is not known to be good"),
-        (not facts.pods, "no-pods", "there is no server to swap"),
+        (
+            facts.live_baseline is None,
+            "baseline-unknown",
+            "the active kernel is unknown: no pod has reported it",
+        ),
+        (facts.slo_firing is not False, "slo-alert", "the service level is unknown or bad"),
+        (not facts.pods, "no-pods", "the target has no server"),
     )
     return next(((reason, detail) for yes, reason, detail in held if yes), None)
 
 
 def _begun(case: ProposalStep) -> ProposalStep:
-    """Tell the first pods; the way back is written down before any is told."""
+    """Order the first pods to swap; the rollback is recorded before any order."""
     assert case.asked is not None, "the gate has approved"
     assert case.asked.chosen is not None, "by a policy"
     previous = entry_of(case)
@@ -168,7 +172,7 @@ def _begun(case: ProposalStep) -> ProposalStep:
 
 
 def _actions(case: ProposalStep) -> tuple[RolloutAction, ...]:
-    """Return what is still to be written elsewhere, from where things stand."""
+    """Return the writes to other objects that the present state still needs."""
     status, rollout, target = case.status, case.status.rollout, case.facts.target
     found: list[RolloutAction] = []
     if status.phase is _P.ROLLBACK_FAILED:
@@ -193,7 +197,7 @@ def _actions(case: ProposalStep) -> tuple[RolloutAction, ...]:
 
 
 def _again(case: ProposalStep) -> datetime | None:
-    """Return when to look again though nothing happens."""
+    """Return when to observe again without an event."""
     if case.phase.is_under_way or case.phase.is_going_back:
         look = waves.next_look_at(case.status, case.rule) if case.rule is not None else None
         soon = case.now + _LOOK_AGAIN

@@ -1,4 +1,4 @@
-"""What one step of a proposal works on."""
+"""One step of a proposal: its data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HISTORY = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposalStep:
-    """One step: the object, what was observed, what the gate says, and the status so far."""
+    """One step: the object, the observations, the gate decision, and the status so far."""
 
     resource: SwapProposal
     facts: RolloutFacts
@@ -27,7 +27,6 @@ class ProposalStep:
 
     @property
     def phase(self) -> ProposalPhase:
-        """Phase so far."""
         return self.status.phase
 
     @property
@@ -39,7 +38,7 @@ class ProposalStep:
     def to(
         self, phase: ProposalPhase, reason: str, detail: str = "", by: str = "retuned"
     ) -> ProposalStep:
-        """Return the case in a phase, with its reason; a change goes into the history."""
+        """Return the step in a phase, with its reason; a change is added to the history."""
         status = self.status.model_copy(update={"reason": reason, "detail": detail[:2048]})
         if phase is not status.phase:
             step = Step(from_=status.phase, to=phase, at=self.now, by=by, reason=reason)
@@ -48,12 +47,12 @@ class ProposalStep:
         return replace(self, status=status)
 
     def having(self, **update: object) -> ProposalStep:
-        """Return the case with other fields in its status."""
+        """Return the step with other fields in its status."""
         return replace(self, status=self.status.model_copy(update=update))
 
 
 def noted(case: ProposalStep) -> ProposalStep:
-    """Keep what the gate says; once pods are told, the answer that let them stays."""
+    """Record the gate decision; after the first order, the decision that allowed it stays."""
     if case.asked is None:
         return case
     return case.having(
@@ -62,14 +61,14 @@ def noted(case: ProposalStep) -> ProposalStep:
 
 
 def entry_of(case: ProposalStep) -> ActiveKernel | None:
-    """Return what the target says that the slot ought to run; None is the original."""
+    """Return the target's active variant of the slot; None is the original."""
     target = case.facts.target
     entries = target.status.active_kernels if target else ()
     return next((each for each in entries if each.kernel == case.resource.spec.kernel), None)
 
 
 def is_quarantined(case: ProposalStep) -> bool:
-    """Whether the artifact did harm to these servers not long ago."""
+    """Whether the artifact is quarantined on these servers."""
     target = case.facts.target
     return target is not None and any(
         each.digest == case.resource.spec.artifact.digest and case.now < each.until
@@ -78,6 +77,6 @@ def is_quarantined(case: ProposalStep) -> bool:
 
 
 def cause_of(status: SwapProposalStatus) -> str:
-    """Return why the way back began, whatever happened since."""
+    """Return why the rollback began, whatever happened since."""
     causes = (s.reason for s in reversed(status.history) if s.to is ProposalPhase.ROLLING_BACK)
     return next(causes, status.reason)

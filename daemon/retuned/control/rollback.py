@@ -1,4 +1,4 @@
-"""Why a swap goes back: people, pods, freezes, looks and windows, in order of harm."""
+"""Reasons to roll back: people, pods, freezes, measurements and windows, in order of harm."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from retuned.stages import gate
 from retuned.stages.gate import StopPolicy
 
 SWAP_PATIENCE = timedelta(minutes=10)
-"""A pod that has not swapped by then will not; everybody goes back."""
+"""A pod that has not swapped after this time will not; all pods roll back."""
 _BLAMED = frozenset({"compile-failed", "contract-violated", "load-failed", "self-check-failed"})
-"""Codes of a server that has found the code itself wrong."""
+"""Codes of a server that found the code itself wrong."""
 _P = ProposalPhase
 
 
 def harm_of(case: ProposalStep) -> DetectedHarm | None:
-    """Return why a swap goes back; never gated by window, freeze or approval."""
+    """Return why a swap is rolled back; never gated by window, freeze or approval."""
     resource, facts, asked = case.resource, case.facts, case.asked
-    if facts.target is None:  # nobody can be told any more: pods that no target selects go back
-        detail = "the target is gone; its pods go back by themselves"
+    if facts.target is None:  # orders no longer reach them: pods that no target selects roll back
+        detail = "the target was deleted; its pods roll back by themselves"
         return DetectedHarm(reason="target-gone", detail=detail, blames=False)
     if resource.spec.abort.requested:
         return DetectedHarm(reason="aborted", detail=resource.spec.abort.reason, blames=False)
@@ -55,10 +55,10 @@ def harm_of(case: ProposalStep) -> DetectedHarm | None:
 
 
 def _refused(case: ProposalStep) -> DetectedHarm | None:
-    """Whether a pod says that it will not swap: nobody waits for that.
+    """Return the refusal of a pod that will not swap: waiting is useless then.
 
-    What a server found wrong with the code speaks against the artifact; a signature, an order or a
-    server that cannot take it does not.
+    If a server found the code wrong, the artifact is blamed. A signature, an order or a server that
+    cannot take it is not a reason for blame.
     """
     assert case.status.rollout is not None, "the caller has seen it"
     pods = {pod.uid: pod for pod in case.facts.pods}
@@ -75,7 +75,7 @@ def _refused(case: ProposalStep) -> DetectedHarm | None:
 
 
 def _late(case: ProposalStep) -> DetectedHarm | None:
-    """Whether a pod does not do what it was told; that says nothing against the artifact."""
+    """Return the harm of a pod that is late with its order; the artifact is not blamed."""
     assert case.status.rollout is not None, "the caller has seen it"
     late = [
         f"{told.name} ({told.held})" if told.held else told.name
@@ -90,7 +90,7 @@ def _late(case: ProposalStep) -> DetectedHarm | None:
 
 
 def _said_no(case: ProposalStep) -> DetectedHarm | None:
-    """Whether a person has rejected or aborted this very artifact; it holds whenever it was."""
+    """Return the rejection or abort of this very artifact, whenever it was made."""
     decisions = case.facts.decisions or ()
     metadata, spec = case.resource.metadata, case.resource.spec
     for each in decisions:
@@ -105,7 +105,7 @@ def _said_no(case: ProposalStep) -> DetectedHarm | None:
 
 
 def _frozen_back(case: ProposalStep) -> DetectedHarm | None:
-    """Return the freeze that takes it back: a drain what is under way, a rollback everything."""
+    """Return the freeze that rolls it back: a drain rolls back rollouts, a rollback all swaps."""
     if case.facts.freezes is None:
         return None
     proposal = case.resource.stage_proposal()
@@ -117,7 +117,7 @@ def _frozen_back(case: ProposalStep) -> DetectedHarm | None:
 
 
 def has_strayed(case: ProposalStep) -> bool:
-    """Whether a pod that nobody saw for a while still runs what went back."""
+    """Whether a pod that was not observed for a while still runs a rolled back artifact."""
     artifact, entry = case.resource.spec.artifact.digest, entry_of(case)
     if entry is not None and entry.digest == artifact:
         return False

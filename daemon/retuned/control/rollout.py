@@ -1,4 +1,4 @@
-"""A swap on its way over the pods: on, or back. Going back comes before going on."""
+"""The rollout of a swap over the pods, and its rollback, which comes first."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from retuned.control.waves import DetectedHarm
 from retuned.stages.gate import GateReason, GateState, Mode, Rollout
 
 DEFAULT_QUARANTINE = timedelta(days=7)
-"""Where no policy says how long."""
+"""Applies if no policy sets one."""
 ROLLBACK_PATIENCE = timedelta(minutes=2)
-"""A pod that has not gone back by then is somebody's business; it is told on and on."""
+"""A pod that has not rolled back after this time needs a person; its order is still repeated."""
 _P = ProposalPhase
 
 
 def after(case: ProposalStep) -> ProposalStep:
-    """Go back if anything says so; else go on."""
+    """Roll back if there is a reason; else advance."""
     rollout = case.status.rollout
-    if rollout is None:  # nobody knows what was told: whatever runs it goes back
+    if rollout is None:  # the orders are unknown: every pod that runs it rolls back
         rollout = RolloutStatus(
             started_at=case.now, wave_started_at=case.now, last_swap_at=case.now
         )
@@ -42,19 +42,19 @@ def after(case: ProposalStep) -> ProposalStep:
 
 
 def _promoted(case: ProposalStep) -> ProposalStep:
-    """Take back what is kept, where a person, a freeze or the watch says so."""
+    """Roll back a promoted swap if a person, a freeze or the watch demands it."""
     entry = entry_of(case)
     if entry is not None and entry.proposal != case.resource.metadata.name:
-        return case  # another one stands in its place
+        return case  # another one replaced it
     harm = harm_of(case)
     return back(case, harm) if harm is not None else case
 
 
 def _agreed_anew(case: ProposalStep, rollout: RolloutStatus) -> ProposalStep:
-    """Keep the newest answer that lets it go on, and how far it reaches.
+    """Record the latest approval and the number of nodes it covers.
 
-    Whoever breaks glass, before or in the middle, moves so many pods and no more; a quorum under
-    the policy in force moves all.
+    A break-glass approval covers at most `breakGlass.maxPods` nodes, whenever it is given. A quorum
+    under the current policy covers all nodes.
     """
     if case.asked is None or case.asked.answer.state is not GateState.APPROVED:
         return case
@@ -68,9 +68,9 @@ def _agreed_anew(case: ProposalStep, rollout: RolloutStatus) -> ProposalStep:
 
 
 def _may_go_on(case: ProposalStep) -> tuple[bool, str]:
-    """Whether another pod may be told: agreed under this very policy, open, and not frozen.
+    """Whether the next pod may swap: approved under this very policy, window open, not frozen.
 
-    An approval that has begun to work does not expire. Under another policy people agree anew.
+    An approval that has taken effect does not expire. Another policy needs a new approval.
     """
     asked, gated = case.asked, case.status.gate
     if asked is None or asked.chosen is None or asked.windows is None or gated is None:
@@ -100,7 +100,7 @@ def _was_agreed(gated: GateStatus) -> bool:
 
 
 def told_more(case: ProposalStep) -> ProposalStep:
-    """Tell the next pods of the wave."""
+    """Order the next pods of the wave to swap."""
     rollout, rule = case.status.rollout, case.rule
     if rollout is None or rule is None:
         return case
@@ -110,14 +110,14 @@ def told_more(case: ProposalStep) -> ProposalStep:
     if told is rollout:
         return case
     case = case.having(rollout=told)
-    if case.phase is _P.ANALYZING:  # pods that came late are part of the wave
+    if case.phase is _P.ANALYZING:  # late pods are part of the wave
         phase = _P.CANARY if told.wave == 0 else _P.PROMOTING
         return case.to(phase, "pods-joined")
     return case
 
 
 def _looked(case: ProposalStep, *, may_go_on: bool) -> ProposalStep:
-    """Look at the wave once all of it is swapped, and go to the next when it is proven."""
+    """Measure the wave once all of it is swapped; advance to the next when it passed."""
     rollout, rule = case.status.rollout, case.rule
     if rollout is None or rule is None:
         return case
@@ -142,7 +142,7 @@ def _looked(case: ProposalStep, *, may_go_on: bool) -> ProposalStep:
 def _concluded(
     case: ProposalStep, rollout: RolloutStatus, rule: Rollout, *, may_go_on: bool
 ) -> ProposalStep:
-    """Say what the newest look leads to."""
+    """Return what the newest measurement leads to."""
     newest = case.status.analysis.last[-1]
     if newest.outcome != "Passed":
         too_many = case.status.analysis.inconclusive > rule.analysis.inconclusive_limit
@@ -166,7 +166,7 @@ def _concluded(
 
 
 def _paused(case: ProposalStep) -> ProposalStep:
-    """Wait for a person, who looks and says how to go on."""
+    """Wait for a person to inspect and decide."""
     since = next(
         (each.at for each in reversed(case.status.history) if each.to is _P.PAUSED), case.now
     )
@@ -179,7 +179,7 @@ def _paused(case: ProposalStep) -> ProposalStep:
 
 
 def back(case: ProposalStep, harm: DetectedHarm) -> ProposalStep:
-    """Send every pod back that was told, or runs it; nothing holds this up."""
+    """Roll back every pod that got the order or runs it; nothing delays this."""
     rollout = case.status.rollout
     assert rollout is not None, "the caller has made one"
     rule = case.rule
@@ -190,7 +190,7 @@ def back(case: ProposalStep, harm: DetectedHarm) -> ProposalStep:
 
 
 def going_back(case: ProposalStep) -> ProposalStep:
-    """Tell whoever has not been told, and end when everybody is back."""
+    """Order the remaining pods to roll back, and end when all have."""
     rollout = case.status.rollout
     if rollout is None:
         return case.to(_P.ROLLED_BACK, "nothing-swapped")

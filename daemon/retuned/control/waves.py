@@ -1,4 +1,4 @@
-"""How a swap spreads over pods: which are told next, and what a look at them says."""
+"""Waves of a rollout: which pods swap next, and how a wave is measured."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LOOKS_KEPT = 16
 
 
 def wave_size(rule: Rollout, wave: int, *, pods: int) -> int:
-    """Return how many pods have been told when a wave is complete.
+    """Return how many pods have an order when a wave is complete.
 
     Parameters
     ----------
@@ -52,25 +52,25 @@ def wave_size(rule: Rollout, wave: int, *, pods: int) -> int:
 
 
 def told_to_swap(rollout: RolloutStatus) -> int:
-    """Return how many pods have been told to swap."""
+    """Return how many pods have an order to swap."""
     return sum(told.wants is PodState.SWAP for told in rollout.pods)
 
 
 def in_flight(rollout: RolloutStatus | None) -> int:
-    """Return how many pods have been told something and have not done it."""
+    """Return how many pods have an uncommitted order."""
     return sum(not told.done for told in rollout.pods) if rollout else 0
 
 
 def wanted(rollout: RolloutStatus, rule: Rollout, *, pods: int) -> int:
-    """Return how many pods are to have it in this wave."""
+    """Return how many pods must have it in this wave."""
     size = wave_size(rule, rollout.wave, pods=pods)
     return size if rollout.limited_to is None else min(size, rollout.limited_to)
 
 
 def next_pods(rollout: RolloutStatus, rule: Rollout, facts: RolloutFacts) -> tuple[PodFact, ...]:
-    """Return the pods to be told to swap now: as many as the wave, health and pace allow.
+    """Return the pods to swap now: as many as the wave, health and pace allow.
 
-    Pods that do not serve are not told: they are told when they do.
+    Pods that do not serve get their order once they do.
     """
     pods = facts.pods
     healthy = sum(pod.ready for pod in pods)
@@ -88,23 +88,21 @@ def next_pods(rollout: RolloutStatus, rule: Rollout, facts: RolloutFacts) -> tup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetectedHarm:
-    """Why a swap goes back."""
+    """Why a swap is rolled back."""
 
     reason: str
-    """Stable code."""
     detail: str = ""
-    """For people."""
     blames: bool = True
-    """Whether it says something against the artifact: then it is quarantined."""
+    """Whether the artifact is blamed: then it is quarantined."""
 
 
 def harm_in_pods(
     resource: SwapProposal, facts: RolloutFacts, rule: Rollout | None
 ) -> DetectedHarm | None:
-    """Return what a pod that runs the artifact suffers from, or None.
+    """Return the harm in a pod that runs the artifact, or None.
 
-    What the watch says always counts; crashes and alerts count where the policy names them, and
-    where no policy is known.
+    The watch always counts. Crashes and alerts count if the policy lists them, and if the policy is
+    unknown.
     """
     rollout = resource.status.rollout
     told = {t.uid: t for t in rollout.pods if t.wants is PodState.SWAP} if rollout else {}
@@ -128,18 +126,18 @@ def harm_in_pods(
 
 
 def _has_ended(pod: PodFact, told: PodOrder | None) -> bool:
-    """Whether a server's container ended since it was told: counted, clocks may be apart."""
+    """Whether a server's container ended since its order. It compares counts: clocks may differ."""
     return told is not None and told.ends is not None and pod.ends > told.ends
 
 
 def look_is_due(status: SwapProposalStatus, rule: Rollout, *, now: datetime) -> bool:
-    """Whether it is time to look at a wave."""
+    """Whether it is time to measure a wave."""
     due = next_look_at(status, rule)
     return due is not None and now >= due
 
 
 def next_look_at(status: SwapProposalStatus, rule: Rollout) -> datetime | None:
-    """Return when a wave has baked and the last look is long enough ago; None where none is due."""
+    """Return when a wave has baked and the measurement interval is over; None if none is due."""
     rollout, phase = status.rollout, status.phase
     if rollout is None or phase not in (ProposalPhase.ANALYZING, ProposalPhase.WATCHING):
         return None
@@ -154,7 +152,7 @@ def next_look_at(status: SwapProposalStatus, rule: Rollout) -> datetime | None:
 def look(
     rollout: RolloutStatus, facts: RolloutFacts, rule: Rollout, *, now: datetime
 ) -> LookStatus:
-    """Say what the swapped pods show now. No data is never a pass."""
+    """Measure the swapped pods now. Missing data is never a pass."""
     told = {each.uid for each in rollout.pods if each.wants is PodState.SWAP}
     silent = sorted(
         pod.name
@@ -183,7 +181,7 @@ def look(
 
 
 def counted(analysis: AnalysisStatus, new: LookStatus) -> AnalysisStatus:
-    """Return the looks with one more; those without an answer count in a row."""
+    """Return the measurements with one more; inconclusive ones count in a row."""
     passed = new.outcome is LookOutcome.PASSED
     unknown = new.outcome is LookOutcome.INCONCLUSIVE
     return AnalysisStatus(
@@ -195,7 +193,7 @@ def counted(analysis: AnalysisStatus, new: LookStatus) -> AnalysisStatus:
 
 
 def busy_elsewhere(others: Sequence[SwapProposal]) -> str:
-    """Return the name of another rollout of the same target that is under way, or nothing."""
+    """Return the name of another active rollout of the same target, or an empty text."""
     for other in others:
         phase = other.status.phase
         if phase.is_under_way or phase.is_going_back:
@@ -204,7 +202,7 @@ def busy_elsewhere(others: Sequence[SwapProposal]) -> str:
 
 
 def last_swap_elsewhere(others: Sequence[SwapProposal]) -> datetime | None:
-    """Return when another proposal last told a pod of the same target to swap."""
+    """Return when another proposal last ordered a pod of the same target to swap."""
     times = [
         other.status.rollout.last_swap_at for other in others if other.status.rollout is not None
     ]
@@ -212,7 +210,7 @@ def last_swap_elsewhere(others: Sequence[SwapProposal]) -> datetime | None:
 
 
 def newer(resource: SwapProposal, others: Sequence[SwapProposal]) -> str:
-    """Return the name of a newer proposal for the same kernel that still counts, or nothing."""
+    """Return the name of a newer live proposal for the same kernel, or an empty text."""
     dead = {ProposalPhase.INVALID}
     mine = (resource.metadata.creation_timestamp, resource.metadata.name)
     for other in others:

@@ -1,4 +1,7 @@
-"""Stage 5, experiment: the plan of what is tried, against what, within which budget. Pure."""
+"""Stage 5, experiment: the plan of what is tried, against which incumbent, within which budget.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,7 @@ class Budget(Record):
     """Limits of one experiment; the first one reached ends it."""
 
     max_candidates: int = Field(default=32, ge=1)
-    """Most variants that are compiled."""
     max_seconds: float = Field(default=120.0, gt=0.0)
-    """Wall time."""
     finalists: int = Field(default=3, ge=1, le=3)
     """Most variants re-measured from zero on held-out seeds."""
 
@@ -28,23 +29,19 @@ class ExperimentPlan(Record):
     """Everything a lab needs; runs the same in a child process and in a pod."""
 
     id: str
-    """Digest of the plan: replaying it is the same experiment, and is paid once."""
+    """Digest of the plan. A plan with the same id is the same experiment and is not run twice."""
     hypothesis: str
-    """Id of the hypothesis."""
     definition: Name
-    """What is tuned."""
     workloads: tuple[Workload, ...] = Field(min_length=1)
-    """Weighted shapes."""
     incumbent: Digest
-    """Digest of the variant in production for these shapes."""
+    """Digest of the incumbent for these shapes."""
     generators: tuple[Name, ...] = ("search",)
-    """Which generators propose variants; a bandit over them decides whose turn it is."""
+    """Generators that propose variants; a bandit chooses the next one."""
     structures: tuple[Name, ...] = ()
     """Restrict the search to these structures; empty means all."""
     budget: Budget = Budget()
-    """Limits."""
     environment: Digest
-    """Where it must run: evidence from elsewhere does not count."""
+    """Digest of the required environment; evidence from another one does not count."""
     buckets: ProfileSettings = ProfileSettings()
     """How the profile rounded lengths: each workload stands for its whole bucket."""
     batch_invariant: bool = True
@@ -52,37 +49,35 @@ class ExperimentPlan(Record):
 
 
 class TurnOutcome(StrEnum):
-    """What came of asking a generator."""
+    """Result of one request to a generator."""
 
     OPEN = "open"
     """It proposed, and its candidates are being tried."""
     TRIED = "tried"
     """Its candidates were tried, as far as the budget went."""
     EXHAUSTED = "exhausted"
-    """It had nothing new: it is not asked again."""
+    """It had nothing new; it gets no further turn."""
     RESTING = "resting"
-    """It cannot answer now; it is asked again later, a few times."""
+    """It cannot answer now; the experiment retries it later, a few times."""
     WAITING = "waiting"
-    """It needs the results of others first; it is asked again once there are some."""
+    """It needs the results of other generators; it gets a turn once there are some."""
     FAILED = "failed"
-    """It broke: it is not asked again, and the others go on."""
+    """It failed; it gets no further turn, and the other generators continue."""
 
 
 class Turn(Record):
-    """One time that a generator was asked for candidates, and what that brought."""
+    """One request for candidates to a generator, and its result."""
 
     number: int = Field(ge=1)
     """Place in the experiment, over all generators."""
     generator: Name
-    """Who was asked."""
     because: str
-    """Why it was its turn, one sentence with the numbers."""
+    """Why it was this generator's turn, one sentence with the numbers."""
     outcome: TurnOutcome
-    """What came of it."""
     proposed: tuple[Digest, ...] = ()
-    """Digests of what it proposed that was new."""
+    """Digests of its proposals that were new."""
     detail: str = ""
-    """What a generator that failed or rests said, shortened; never trusted."""
+    """Shortened message of a generator that failed or rests; untrusted."""
     asked_s: float = Field(default=0.0, ge=0.0)
     """Time that the generator itself took, seconds."""
     tried: int = Field(default=0, ge=0)
@@ -92,11 +87,11 @@ class Turn(Record):
     gain_ratio: float = Field(default=1.0, ge=1.0)
     """Best lower bound of a speedup after the turn, over the best before it; the incumbent is 1."""
     seconds: float = Field(default=0.0, ge=0.0)
-    """What it cost: asking, and trying what came."""
+    """Total cost: the request, and the trials of its candidates."""
 
 
 def turns_sentence(turns: Sequence[Turn]) -> str:
-    """Say in one sentence who was asked how often, and what it brought.
+    """Summarise in one sentence how many turns each generator had, and the result.
 
     Examples
     --------
@@ -131,24 +126,7 @@ def plan(
     buckets: ProfileSettings | None = None,
     batch_invariant: bool = True,
 ) -> ExperimentPlan:
-    """Write the experiment for a hypothesis; the same belief about the same world is the same plan.
-
-    Parameters
-    ----------
-    hypothesis
-        What is believed.
-    incumbent
-        Digest of the variant in production.
-    environment
-        Digest of the Environment the lab must have.
-    budget
-        Limits; the default ones where None.
-    generators
-        Who proposes variants.
-    buckets
-        How the profile rounded lengths; the usual ladder where None.
-    batch_invariant
-        Whether rows must keep their bits in batches of other sizes, where the incumbent's do.
+    """Make the experiment for a hypothesis; equal arguments give an equal plan.
 
     Examples
     --------
@@ -176,7 +154,7 @@ def plan(
     }
     # The id is taken over everything else, so a replayed plan is recognised before it is paid for.
     unnamed = ExperimentPlan.model_validate({"id": "", **body})
-    # What plans of earlier versions could not say is part of it only where it is said.
+    # A field that plans of earlier versions lack is part of the id only if it is set.
     silent = {"id"} | ({"batch_invariant"} if batch_invariant else set())
     return unnamed.model_copy(
         update={"id": digest_of(unnamed.model_dump(mode="json", exclude=silent))}

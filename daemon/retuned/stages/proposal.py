@@ -1,13 +1,7 @@
-"""Stage 7, proposal: is the validated win worth a swap, at which risk, for which shapes? Pure.
+"""Stage 7, proposal: whether a validated win is worth a swap, at which risk, for which shapes.
 
-``records``: what a proposal is, and why there may be none. ``proposing``: the decision. ``again``:
-when one that expired is made anew.
-
-What a proposal is, and why there may be none.
-
-From a verdict to a proposal, or to the reason for none.
-
-Whether a win that nobody decided on in time is proposed again, and when. Pure.
+It turns a verdict into a proposal or a refusal, and decides when an expired win is proposed again.
+Pure.
 """
 
 from __future__ import annotations
@@ -39,7 +33,7 @@ __all__ = [
 
 
 class Risk(StrEnum):
-    """How careful a reviewer must be."""
+    """How carefully a reviewer must check."""
 
     LOW = "low"
     MEDIUM = "medium"
@@ -47,53 +41,45 @@ class Risk(StrEnum):
 
 
 class Proposal(Record):
-    """A swap that a policy and people decide on; immutable, bound to digests."""
+    """A swap that needs a decision; immutable, bound to digests."""
 
     id: str
     """Digest of target, artifact, baseline and environment, and of the attempt after the first."""
     target: str
-    """Server or deployment."""
     definition: Name
-    """Kernel."""
     artifact: Digest
-    """Solution to swap in."""
     baseline: Digest
-    """Solution it replaces; no longer live means superseded."""
+    """Solution it replaces. If this is no longer the incumbent, the proposal is superseded."""
     guard: Guard
-    """Shapes it is for."""
     speedup: Interval
-    """Production-weighted."""
+    """Weighted by the launches in production."""
     share: float = Field(ge=0.0, le=1.0)
     """Share of GPU time these shapes take."""
     expected_saving: float = Field(ge=0.0, le=1.0)
     """Share of GPU time saved, from the lower bound."""
     risk: Risk
-    """Class."""
     risk_reasons: tuple[str, ...]
-    """Why that class."""
     trust: TrustClass
     """Class of the artifact's author."""
     evidence: Digest | None
-    """Raw numbers."""
     experiment: str
-    """Id of the plan."""
     requested_by: str
-    """Who asked: ``retuned`` or a person."""
+    """``retuned`` or a person."""
     created_at: AwareDatetime
-    """When."""
     expires_at: AwareDatetime
-    """After this it is expired, never approved."""
+    """After this moment it is expired, never approved."""
     environment: Digest | None = None
-    """Where it was measured; evidence expires with it. None in records of earlier versions."""
+    """Where it was measured; the evidence expires with it. None in records of earlier versions."""
     attempt: int = Field(default=1, ge=1)
-    """How many times this win was proposed, this time included: nobody decided the times before."""
+    """How often this win was proposed, including now; earlier proposals expired undecided."""
     change: Digest | None = None
-    """What is written into a file that the server configures the kernel by, as the server gets it;
-    the file's digest before is in it. None where a kernel is swapped."""
+    """Change of a file that configures the server's kernels, with the file's previous digest.
+
+    None if a kernel is swapped."""
 
     @model_serializer(mode="wrap")
     def _without_what_is_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what is not said: proposals of kernels look as they always did."""
+        """Leave out absent fields, so that proposals of kernels keep their serialised form."""
         body: dict[str, Any] = handler(self)
         if self.change is None:
             body.pop("change", None)
@@ -132,28 +118,25 @@ class RefusalReason(StrEnum):
 
 
 class Refusal(Record):
-    """Why nothing is proposed."""
+    """Why a win is not proposed."""
 
     reason: RefusalReason
-    """Stable code."""
     detail: str
     """One sentence with the numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposalLimits:
-    """Numbers of this stage."""
-
     min_saving: float = 0.002
-    """Smallest share of all GPU time that a swap must save to be worth a person's time."""
+    """Smallest share of all GPU time that a swap must save to justify a review."""
     suspicious_speedup: float = 2.0
-    """Nobody beats a vendor's library by more; a greater win over one is more likely a mistake."""
+    """A greater speedup over a vendor's library is more likely a mistake than a win."""
     incredible_speedup: float = 20.0
-    """A greater win over anything is treated alike."""
+    """As `suspicious_speedup`, over any incumbent."""
     wide_share: float = 0.25
-    """Share of GPU time from which the blast radius is worth a second look."""
+    """Share of GPU time from which the risk is raised."""
     huge_share: float = 0.60
-    """Share of GPU time from which a fault would be the server's fault."""
+    """Share of GPU time from which a fault would affect the whole server."""
 
 
 def propose(
@@ -175,39 +158,29 @@ def propose(
     limits: ProposalLimits | None = None,
     attempt: int = 1,
 ) -> Proposal | Refusal:
-    """Turn a validated win into a proposal, or say why not.
+    """Turn a validated win into a proposal, or refuse it.
 
     Parameters
     ----------
-    verdict
-        The judge's answer on the winner.
-    plan
-        The experiment it comes from.
     share
         Share of GPU time of the plan's shapes now, 0 to 1.
-    target
-        Server the swap is for.
     now, ttl
         Moment, with a zone, and how long the proposal may wait.
     quarantined
-        Artifacts that were rolled back not long ago.
+        Artifacts that were rolled back recently.
     live_baseline
         Artifact in production now; the win must have been measured against it.
     live_guard
-        Shapes that a swapped-in artifact serves now. It is replaced as a whole, so a win at fewer
-        shapes would give the others back to the original.
-    trust
-        Class of the artifact's author.
+        Shapes that a swapped-in artifact serves now. A swap replaces it completely, so a win at
+        fewer shapes would return the others to the original.
     evidence
-        Raw numbers, where the verdict does not name them.
+        Digest of the raw numbers, if the verdict does not name them.
     first_swap
         Whether this kernel was never swapped on this target.
     over_library
         Whether the incumbent is a vendor's library.
-    limits
-        What is worth a proposal, and what is risky.
     attempt
-        One more than how often this win expired before anybody decided.
+        One more than how often this win expired undecided.
     """
     limits = limits or ProposalLimits()
     proof = evidence or verdict.evidence
@@ -228,7 +201,7 @@ def propose(
     if saving < limits.min_saving:
         return Refusal(
             reason=RefusalReason.NOT_WORTH_IT,
-            detail=f"saves {saving:.2%} of kernel time, {limits.min_saving:.2%} is asked",
+            detail=f"saves {saving:.2%} of kernel time, {limits.min_saving:.2%} is required",
         )
     risks = _risks(verdict, plan=plan, share=covered, trust=trust, limits=limits)
     risks += _circumstances(
@@ -266,7 +239,7 @@ def propose(
 def proposal_id(
     *, target: str, artifact: Digest, baseline: Digest, environment: Digest, attempt: int = 1
 ) -> str:
-    """Return the id of a proposal: the same win in the same world, proposed for the same time.
+    """Return the id of a proposal; the same win, environment and attempt give the same id.
 
     Examples
     --------
@@ -281,7 +254,7 @@ def proposal_id(
 
 
 def covered_share(verdict: Verdict) -> float:
-    """Share of the measured time, weighted by launches, of the shapes that the guard lets through.
+    """Share of the measured time, weighted by launches, of the shapes that the guard allows.
 
     Examples
     --------
@@ -314,7 +287,7 @@ def _refuse(
         (
             verdict.candidate in quarantined,
             RefusalReason.QUARANTINED,
-            "the artifact was rolled back not long ago",
+            "the artifact was rolled back recently",
         ),
         (
             verdict.candidate == live_baseline,
@@ -334,12 +307,12 @@ def _refuse(
         (
             proof is None,
             RefusalReason.MISSING_EVIDENCE,
-            "the verdict names no raw numbers, so nobody can check it",
+            "the verdict names no raw numbers, so it cannot be verified",
         ),
         (
             covered_share(verdict) <= 0.0,
             RefusalReason.NOTHING_COVERED,
-            f"the guard ({verdict.guard}) lets no measured shape through",
+            f"the guard ({verdict.guard}) excludes every measured shape",
         ),
     )
     for refused, reason, detail in refusals:
@@ -356,7 +329,7 @@ def _risks(
     trust: TrustClass,
     limits: ProposalLimits,
 ) -> tuple[tuple[Risk, str], ...]:
-    """Collect what follows from who wrote it and how far it reaches."""
+    """Collect the risks that follow from the author and from the affected share."""
     found: list[tuple[Risk, str]] = []
     if trust is TrustClass.GENERATED:
         found.append((Risk.MEDIUM, "source written by a generator"))
@@ -379,7 +352,7 @@ def _risks(
 def _circumstances(
     verdict: Verdict, *, first_swap: bool, over_library: bool, limits: ProposalLimits
 ) -> tuple[tuple[Risk, str], ...]:
-    """Collect what makes the claim itself worth doubting."""
+    """Collect the risks that follow from the claim itself."""
     assert verdict.speedup is not None, "a promoting verdict carries a speedup"
     found: list[tuple[Risk, str]] = []
     point = verdict.speedup.point
@@ -406,14 +379,12 @@ _DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgainLimits:
-    """Numbers of this decision."""
-
     rest: timedelta = timedelta(days=3)
-    """How long a win rests after it expired."""
+    """How long an expired win waits before it is proposed again."""
     max_age: timedelta = timedelta(days=14)
-    """What was measured longer ago is not proposed again."""
+    """Older measurements are not proposed again."""
     max_proposals: int = 3
-    """How often a win is proposed before a new experiment has to find it again."""
+    """Proposals of one win before a new experiment must find it again."""
 
 
 def propose_again(
@@ -424,20 +395,7 @@ def propose_again(
     now: datetime,
     limits: AgainLimits,
 ) -> datetime | Refusal:
-    """Say when a win that expired is proposed again, or why it is not.
-
-    Parameters
-    ----------
-    expired
-        How many proposals of it have expired.
-    expired_at
-        When the last of them did.
-    measured_at
-        When it was measured.
-    now
-        Moment.
-    limits
-        Numbers.
+    """Return when an expired win is proposed again, or why it is not.
 
     Examples
     --------
@@ -458,6 +416,6 @@ def propose_again(
         detail = f"measured {days:.1f} days ago, {allowed:.1f} are allowed"
         return Refusal(reason=RefusalReason.OLD_EVIDENCE, detail=detail)
     if expired >= limits.max_proposals:
-        detail = f"it expired {expired} times before anybody decided"
+        detail = f"it expired {expired} times without a decision"
         return Refusal(reason=RefusalReason.EXPIRED_TOO_OFTEN, detail=detail)
     return expired_at + limits.rest

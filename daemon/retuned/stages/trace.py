@@ -1,13 +1,7 @@
-"""Stage 1, trace: what was launched.
+"""Stage 1, trace: the launches of a window. Pure.
 
-A reader yields LaunchRecords; this stage decides what a raw row means (names, units, sanity) and
-how launches replayed from a graph get the shapes known from its capture. Pure.
-
-What was launched, and why a row of a trace is no launch.
-
-Shapes for launches replayed from a graph, from the trace of its capture.
-
-What a raw row means: names, units, sanity.
+A reader yields LaunchRecords. This stage defines what a raw row means (names, units, sanity), why a
+row is skipped, and how launches replayed from a graph get the shapes known from its capture.
 """
 
 from __future__ import annotations
@@ -51,18 +45,16 @@ class ShapeSource(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRecord:
-    """One kernel launch."""
-
     kernel: str
     """Normalised name: demangled where possible, clone suffixes stripped, white space folded."""
     start_ns: int
-    """Start on the trace's own clock; only differences mean anything."""
+    """Start on the trace's own clock; only differences have a meaning."""
     duration_ns: int
     """Time on the device, > 0."""
     blocks: tuple[int, int, int] = (0, 0, 0)
-    """Grid in blocks (never work-items); zeros where the trace does not say."""
+    """Grid in blocks (never work-items); zeros if the trace does not record it."""
     threads: tuple[int, int, int] = (0, 0, 0)
-    """Work-group size; zeros where the trace does not say."""
+    """Work-group size; zeros if the trace does not record it."""
     dims: tuple[tuple[int, ...], ...] = ()
     """Shape of each tensor input of the operator that launched it; empty where unknown."""
     dtypes: tuple[str, ...] = ()
@@ -72,7 +64,8 @@ class LaunchRecord:
     shape_source: ShapeSource = ShapeSource.NONE
     """Where `dims` come from."""
     shape_confidence: float = 0.0
-    """0 to 1: how sure the dims are those of this kernel, not only of an enclosing operator."""
+    """0 to 1: probability that the dims belong to this kernel, not only to an enclosing operator.
+    """
     op: str = ""
     """Operator that launched it, such as ``aten::mm``; empty where unknown."""
     device: str = ""
@@ -89,33 +82,27 @@ class LaunchRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedLaunch:
-    """One kernel as it was recorded into a graph: nothing ran, but its operator was known."""
+    """One kernel recorded into a graph: it did not run, but its operator was known."""
 
     kernel: str
-    """Normalised name."""
     blocks: tuple[int, int, int] = (0, 0, 0)
-    """Grid in blocks."""
     threads: tuple[int, int, int] = (0, 0, 0)
-    """Work-group size."""
     dims: tuple[tuple[int, ...], ...] = ()
     """Shape of each tensor input of the operator; empty where unknown."""
     dtypes: tuple[str, ...] = ()
-    """Element type of each input."""
     layout: str = ""
     """``contiguous``, ``strided`` or empty."""
     op: str = ""
-    """Operator that launched it."""
     shape_confidence: float = 0.0
     """As in LaunchRecord."""
     lds_bytes: int = 0
-    """Shared memory per block."""
 
 
 class Skip(StrEnum):
     """Why a row of a trace was left out; stable codes."""
 
     NOT_A_KERNEL = "not-a-kernel"
-    """A copy, a barrier, a host call: believed, but no launch."""
+    """A copy, a barrier or a host call: valid, but not a launch."""
     NO_NAME = "no-name"
     """A dispatch whose kernel the file does not name."""
     BAD_TIMESTAMP = "bad-timestamp"
@@ -131,7 +118,7 @@ class Skip(StrEnum):
     MALFORMED_ROW = "malformed-row"
     """Too few or too many fields, or a field of another type."""
     OVER_LIMIT = "over-limit"
-    """Believed, but the caller asked for fewer launches."""
+    """Valid, but the caller limited the number of launches."""
 
 
 def align_capture(
@@ -139,10 +126,10 @@ def align_capture(
 ) -> tuple[LaunchRecord, ...]:
     """Give launches replayed from a graph the geometry and shapes known from its capture.
 
-    Launches without dims are matched in order of start by kernel name; a sequence that repeats
-    (one graph replayed many times) is matched once per period. A launch whose geometry contradicts
-    the capture stays as it was. The confidence is lowered by the part of the replay that the
-    capture does not explain, since a capture of another graph explains little.
+    Launches without dims are matched in order of start by kernel name. A sequence that repeats (one
+    graph replayed many times) is matched once per period. A launch whose geometry contradicts the
+    capture stays unchanged. The confidence is multiplied by the part of the replay that the capture
+    explains, because a capture of another graph explains little.
 
     Examples
     --------
@@ -185,7 +172,10 @@ _WORK = 50_000_000
 
 
 def _match(capture: Sequence[str], replay: Sequence[str]) -> dict[int, int]:
-    """Replay index to capture index; leftovers are tried again: a trace may start mid-graph."""
+    """Map replay index to capture index.
+
+    Unmatched launches are tried again, because a trace may start in the middle of a graph.
+    """
     found: dict[int, int] = {}
     runs, work = [(0, len(replay))], 0
     for _ in range(_ROUNDS):
@@ -230,7 +220,7 @@ def _with_shape(launch: LaunchRecord, row: CapturedLaunch, trust: float) -> Laun
 NAME_CHARS = 1024
 """Longest normalised name; a longer one is cut and ends in a digest, so that names stay apart."""
 LONGEST_NS = 24 * 3600 * 10**9
-"""No kernel of a server runs for a day."""
+"""A kernel of a server never runs for a day."""
 LATEST_NS = 2**62
 """Later timestamps would overflow; the year 2116 on a clock that starts at 1970."""
 _AXIS = 2**32
@@ -240,11 +230,12 @@ _CLOSING = re.compile(r"> (?=>)")
 
 
 def normalise_kernel_name(raw: str) -> str:
-    r"""Return one spelling for a kernel, whichever profiler named it, safe to print.
+    r"""Return one spelling of a kernel's name for all profilers, safe to print.
 
-    Clone suffixes and quotes that older profilers leave are stripped, white space is folded,
-    ``> >`` closes as ``>>``; what a terminal would act on (control and format characters, lone
-    surrogates) is escaped. Mangled names stay mangled. An empty result means no name.
+    Clone suffixes and quotes that older profilers leave are stripped, white space is folded, ``>
+    >`` closes as ``>>``. Control and format characters and lone surrogates, which a terminal
+    interprets, are escaped. Mangled names stay mangled. An empty result means that there was no
+    name.
 
     Examples
     --------
@@ -308,7 +299,7 @@ def geometry(axes: Sequence[int]) -> tuple[int, int, int] | None:
 
 
 def parse_ns(text: str) -> int | None:
-    """Read a count of ns; anything but plain digits is None, never rounded.
+    """Parse a count of ns; anything but plain digits gives None, never a rounded number.
 
     Examples
     --------
@@ -330,7 +321,7 @@ def us_to_ns(value_us: float) -> int:
 
 
 def disbelief(start_ns: int, end_ns: int) -> Skip | None:
-    """Say why a launch with these times cannot be believed; None where it can.
+    """Return why a launch with these times is invalid, or None.
 
     Examples
     --------

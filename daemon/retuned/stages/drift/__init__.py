@@ -1,10 +1,10 @@
-"""Stage 3, drift: did the workload leave what the kernels were tuned for?
+"""Stage 3, drift: whether the workload left the one that the kernels were tuned for. Pure.
 
-Two stages: novelty (is it new?) and worth (does it pay to act?). Ordinary tests alarm for ever on
-real traffic, so nothing here alarms on a p-value. Pure.
+It decides in two stages: novelty (is the mix new?) and worth (does a retune pay?). Ordinary tests
+alarm constantly on real traffic, so nothing here alarms on a p-value.
 
-``learn`` a baseline, ``detect`` window by window, ``adopt`` what was accepted or tuned for;
-``compare`` two profiles without history, made ``alike`` where one of them knows fewer shapes.
+``learn`` makes a baseline, ``detect`` judges one window, ``adopt`` adds an accepted or tuned mix.
+``compare`` compares two profiles without history, after ``alike`` made their keys comparable.
 """
 
 from retuned.stages.drift.adoption import OneSided, adopt, alike

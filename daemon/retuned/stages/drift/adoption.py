@@ -1,6 +1,7 @@
-"""Two profiles of which one knows shapes that the other does not: what can be compared of them.
+"""Comparable profiles and adopted ones: how `compare` and the detector take over a mix.
 
-What the detector takes over: a mix it should know from now on, or one just tuned for.
+If one of two profiles lacks shapes that the other has, `alike` makes them comparable. `adopt` adds
+a mix to the library of the detector.
 """
 
 from __future__ import annotations
@@ -26,31 +27,30 @@ from retuned.stages.profile import OTHER, Signature, SignatureStat, WorkloadProf
 from retuned.stats import jensen_shannon
 
 _APART = 0.5
-"""A kernel's shapes are on one side only if the shares of its time with dims differ by so much."""
+"""A kernel's shapes count as one-sided if the shares of its time with dims differ by more."""
 _WORTH = 0.2
-"""Less kernel time than this on one side only is no reason to compare otherwise."""
+"""A smaller share of one-sided kernel time does not change the comparison."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneSided:
-    """Kernels whose shapes only one of two profiles knows."""
+    """Kernels whose shapes only one of two profiles has."""
 
     missing_before: bool
-    """Whether it is the earlier profile that lacks them; else the later one."""
+    """Whether the earlier profile lacks them; else the later one does."""
     kernels: int
-    """How many kernels."""
     share: float
-    """Share of kernel time that they take, of the profile where they take more."""
+    """Their share of kernel time, in the profile where it is larger."""
 
 
 def alike(
     before: WorkloadProfile, after: WorkloadProfile
 ) -> tuple[WorkloadProfile, WorkloadProfile, OneSided | None]:
-    """Return two profiles that may be compared, and what had to be left out for it.
+    """Return two comparable profiles, and what was left out to make them comparable.
 
-    Launches replayed from a captured graph have no dims, the same launches made one by one have:
-    their signatures never meet, though the work is the same. Kernels with dims on one side only are
-    therefore keyed by their name alone on both sides, where they take a fifth of the kernel time.
+    Launches replayed from a captured graph have no dims; the same launches made one by one have.
+    Their signatures never match, though the work is the same. If kernels with dims on one side only
+    take a fifth of the kernel time, both sides key them by name alone.
 
     Examples
     --------
@@ -86,7 +86,7 @@ def alike(
 
 
 def _times(stats: Iterable[SignatureStat]) -> dict[str, tuple[int, int]]:
-    """Return the time of each kernel, and how much of it has dims, ns."""
+    """Return the time of each kernel, and the part of it with dims, ns."""
     found: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
     for stat in stats:
         whole, known = found[stat.signature.kernel]
@@ -106,7 +106,7 @@ def _share(times: dict[str, tuple[int, int]], names: Set[str]) -> float:
 
 
 def _by_name(profile: WorkloadProfile, names: Set[str]) -> WorkloadProfile:
-    """Fold all signatures of each of these kernels into one that has nothing but its name."""
+    """Fold all signatures of each of these kernels into one that has only the name."""
     kept = [stat for stat in profile.stats if stat.signature.kernel not in names]
     groups: dict[str, list[SignatureStat]] = defaultdict(list)
     for stat in profile.stats:
@@ -132,21 +132,21 @@ def adopt(
     tuned: bool,
     settings: DriftSettings | None = None,
 ) -> DetectorState:
-    """Remember a mix: it is no news from now on.
+    """Add a mix to the known ones, so that it no longer counts as drift.
 
     With `tuned` it also counts as covered, its environment becomes the known one, the latency of
     its signatures is the new baseline (a swap is meant to change it) and nothing is novel any more.
-    `detect` itself adopts, not tuned, what it answers with ADOPT; calling this again for the same
-    window changes nothing.
+    `detect` itself adopts, not tuned, a mix that it reports with ADOPT. A repeated call for the
+    same window changes nothing.
 
     Parameters
     ----------
     state
-        As the last `detect` left it.
+        From the last `detect`.
     profile
         The window or roll-up; without kernel time nothing changes.
     tuned
-        True after a completed retune, False to accept a mix as it is.
+        True after a completed retune, False to accept a mix without one.
     settings
         As given to `detect`.
 
@@ -235,7 +235,7 @@ def _remembered(
 
 
 def _compacted(library: Library) -> Library:
-    """Library without the keys that no remembered profile holds; only when keys run out."""
+    """Library without the keys that no remembered profile contains; only if keys run out."""
     used = sorted({place for profile in library.profiles for place in profile.indexes})
     moved = {old: new for new, old in enumerate(used)}
     return Library(

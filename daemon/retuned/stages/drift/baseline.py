@@ -1,7 +1,4 @@
-"""The baseline: which profiles the server runs, and how far an ordinary window lies from them.
-
-How far ordinary traffic lies from the library when the same hours come again.
-"""
+"""The baseline: which profiles the server runs, and how far an ordinary window is from them."""
 
 from __future__ import annotations
 
@@ -46,18 +43,17 @@ def repeat_classes(
 ) -> tuple[SizeClass, ...]:
     """Location, scale and threshold of the distance of an hour that was seen before.
 
-    The baseline holds each hour once, and is at distance 0 from itself. What a fresh repeat of it
-    would show is had from a third of its windows: the mean of n/3 of n windows differs from the
-    mean of all n by a variance of (3/n - 1/n) s^2, and so do two independent means of n windows.
-    What differs between the windows of an hour counts as chance here, so that a true repeat lies
-    rather nearer.
+    The baseline contains each hour once, at distance 0 from itself. A third of its windows
+    estimates the distance of a fresh repeat. The mean of n/3 of n windows differs from the mean of
+    all n by a variance of (3/n - 1/n) s^2, and so do two independent means of n windows. What
+    differs between the windows of an hour counts as chance here, so a true repeat is rather nearer.
 
     Parameters
     ----------
     windows
         The baseline in order, at least ``few_windows`` roll-ups of at least three windows.
     library
-        What was learned from the same windows.
+        Learned from the same windows.
     """
     per_launch = mean_durations(windows, library) ** settings.time_power
     size = settings.rollup_windows
@@ -74,7 +70,7 @@ def repeat_classes(
     for floor in settings.size_classes:
         distances = []
         for totals, weights in parts:
-            # a part stands for a roll-up with as many times its launches
+            # a part represents a roll-up with as many times its launches
             seen = [
                 thinned(row, per_launch, floor, generator) if total * size > floor * used else row
                 for total, row in zip(totals, weights, strict=True)
@@ -105,14 +101,13 @@ def _weights(launches: Floats, times: Floats, power: float) -> Floats:
 
 
 class _Nearest:
-    """Distance to the nearest of many rows; their own entropy is taken once."""
+    """Distance to the nearest of many rows; their entropy is computed once."""
 
     def __init__(self, rows: Floats) -> None:
         self._rows = rows
         self._entropies = _entropy(rows)
 
     def distance(self, weights: Floats) -> float:
-        """Jensen-Shannon divergence to the nearest row, bits."""
         mixed = _entropy((self._rows + weights) / 2)
         divergences = mixed - (self._entropies + _entropy(weights)) / 2
         return float(np.clip(divergences, 0.0, 1.0).min())
@@ -168,14 +163,14 @@ def learn(
 ) -> DetectorState:
     """Learn a baseline from consecutive windows of traffic that the kernels are tuned for.
 
-    The library is the medoids of the roll-ups, also of those that begin halfway. In control means:
-    the hours of the baseline come again. How far such a repeat lies from the library is had from
-    thirds of the roll-ups (`repeats`): median and MAD are location and scale of the distance, and
-    the CUSUM threshold is the smallest at which days of them drawn with replacement alarm once in
+    The library holds the medoids of the roll-ups, including those that begin halfway. Traffic is in
+    control if the hours of the baseline repeat. Thirds of the roll-ups estimate how far such a
+    repeat is from the library: median and MAD are location and scale of the distance. The CUSUM
+    threshold is the smallest at which days of them, drawn with replacement, alarm once in
     ``run_length`` roll-ups. With fewer than ``few_windows`` roll-ups, each meets only those of
-    other blocks instead, the scale is at least the sampling noise at the windows' own
-    overdispersion, and the threshold is fixed. All of it stays as it is afterwards: a reference
-    that follows the traffic would chase the shift it should detect.
+    other blocks, the scale is at least the sampling noise at the windows' own overdispersion, and
+    the threshold is fixed. The baseline does not change afterwards: a reference that follows the
+    traffic would hide the shift that it should detect.
 
     Parameters
     ----------
@@ -227,9 +222,9 @@ def learn(
 def comparable(profiles: Sequence[WorkloadProfile]) -> tuple[WorkloadProfile, ...]:
     """Return the windows that a baseline may be learned from together, in the given order.
 
-    Windows without kernel time say nothing. A window that traces only sampled has another mix than
-    one whose launches were counted, of the same traffic: where at least half were counted, only
-    those are kept. The first window after a start is never counted.
+    Windows without kernel time are dropped. For the same traffic, a window that traces only sampled
+    has another mix than one whose launches were counted. If at least half were counted, only those
+    are kept. The first window after a start is never counted.
 
     Examples
     --------
@@ -253,7 +248,7 @@ def _calibrated(
     settings: DriftSettings,
     generator: np.random.Generator,
 ) -> tuple[Library, tuple[SizeClass, ...]]:
-    """Library, and the distances that are ordinary: from repeats where the baseline is long."""
+    """Return the library and the ordinary distances, from repeats if the baseline is long."""
     size = settings.rollup_windows
     if size < PARTS or len(rolled) < settings.few_windows:
         library, rows = _catalogue(rolled, settings)
@@ -270,7 +265,7 @@ def _calibrated(
 
 
 def _rolled(profiles: Sequence[WorkloadProfile], size: int) -> list[WorkloadProfile]:
-    """Merge each `size` consecutive windows; keep them single where that leaves fewer than two."""
+    """Merge each `size` consecutive windows; leave them single if fewer than two would remain."""
     if len(profiles) >= 2 * size and size > 1:
         profiles = [
             merge(profiles[at : at + size]) for at in range(0, len(profiles) - size + 1, size)
@@ -319,9 +314,10 @@ def _catalogue(
 
 
 def _new_share(profiles: Sequence[WorkloadProfile], settings: DriftSettings) -> float:
-    """Share in new signatures that is news: more than half as much again as the baseline brought.
+    """Share in new signatures that counts as drift: over 1.5 times what the baseline brought.
 
-    The second half of the baseline is seen with the keys of the first; its 99th percentile counts.
+    The second half of the baseline is compared with the keys of the first; its 99th percentile
+    counts.
     """
     half = len(profiles) // 2
     known = {stat.signature for profile in profiles[:half] for stat in profile.stats}
@@ -342,7 +338,7 @@ def _new_share(profiles: Sequence[WorkloadProfile], settings: DriftSettings) -> 
 def _latencies(
     profiles: Sequence[WorkloadProfile], library: Library, settings: DriftSettings
 ) -> tuple[Latency, ...]:
-    """Watch the hottest signatures that most windows hold."""
+    """Select the hottest signatures that most windows contain."""
     logs: dict[Signature, list[float]] = {}
     for profile in profiles:
         for stat in aligned(profile.stats, library.modes, gap_ratio=settings.mode_gap_ratio):

@@ -1,4 +1,4 @@
-"""How far an ordinary window lies from the library: location, scale and threshold."""
+"""The ordinary distance of a window from the library: location, scale and threshold."""
 
 from __future__ import annotations
 
@@ -47,9 +47,8 @@ def size_classes(
 ) -> tuple[SizeClass, ...]:
     """Location, scale and threshold of the distance at each sample size, for a short baseline.
 
-    Blocks are left out in turn: a roll-up meets only those of other blocks.
-
-    `rows` are the profiles' weights, shape (profiles, keys + 1).
+    Blocks are left out in turn: a roll-up is compared only with those of other blocks. `rows` are
+    the profiles' weights, shape (profiles, keys + 1).
     """
     per_launch = mean_durations(profiles, library) ** settings.time_power
     count = len(rows)
@@ -85,7 +84,7 @@ def _size_class(
     settings: DriftSettings,
     generator: np.random.Generator,
 ) -> SizeClass:
-    """Fit one class to the baseline distances by block; `noise` where the baseline is short."""
+    """Fit one class to the baseline distances by block; `noise` is set if the baseline is short."""
     location, scale = robust_centre(np.concatenate(distances))
     if noise:
         location, scale = max(location, noise[0]), max(scale, noise[1])
@@ -124,7 +123,7 @@ def _references(rows: Floats, blocks: Sequence[_Ints], count: int) -> list[Float
 def thinned(
     weights: Floats, per_launch: Floats, launches: int, generator: np.random.Generator
 ) -> Floats:
-    """Weights had only `launches` launches been sampled from the window.
+    """Weights as if only `launches` launches had been sampled from the window.
 
     `per_launch` is what one launch of each key adds to its weight.
     """
@@ -163,8 +162,8 @@ def _sampling_noise(
 def _pair(scores: Sequence[Floats], settings: DriftSettings) -> float:
     """Score that no two consecutive baseline roll-ups both passed, by a margin.
 
-    A baseline is about as long as the wanted run between false alarms or shorter, so its largest
-    pair is all that is known of the tail; half a deviation is added to it.
+    A baseline is about as long as the wanted run between false alarms or shorter. Its largest pair
+    is therefore the only estimate of the tail; half a deviation is added to it.
     """
     pairs = [float(np.minimum(block[:-1], block[1:]).max()) for block in scores if len(block) > 1]
     largest = max(pairs, default=settings.score_high)

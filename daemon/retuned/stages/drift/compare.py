@@ -1,4 +1,4 @@
-"""Two profiles and no history: what ``retuned diff`` answers."""
+"""Two profiles compared without history, for ``retuned diff``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from retuned.stages.profile import WorkloadProfile
 def compare(
     before: WorkloadProfile, after: WorkloadProfile, *, settings: DriftSettings | None = None
 ) -> DriftReport:
-    """Tell how the second profile differs from the first.
+    """Report how the second profile differs from the first.
 
     Drift is: new signatures above ``new_share`` of the kernel time; or a divergence beyond
     ``diff_distance`` plus twice what sampling alone brings, ``(K - 1) / (8 ln 2) (1/n1 + 1/n2)``
     for K signatures and n effective launches; or one signature's share moved by ``diff_share`` and
     four standard errors; or launches per second changed ``diff_rate_ratio`` times. The effective
-    launches discount unequal durations (Kish 1965). Without history nothing is said about how
-    often ordinary traffic does the same: that is what `detect` is for.
+    launches discount unequal durations (Kish 1965). Without history there is no estimate of how
+    often ordinary traffic does the same; use `detect` for that.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def compare(
     if moved or mixed or new or rate:
         worth = reading.uncovered >= settings.uncovered_share
         action = DriftAction.RETUNE if worth else DriftAction.ADOPT
-        if rate and not (moved or mixed or new):  # what else moved a little is not why
+        if rate and not (moved or mixed or new):  # small moves of other signatures are not a reason
             reasons = [rate, *reasons[: REASONS_MAX - 1]]
         elif rate:
             reasons = [*reasons[: REASONS_MAX - 1], rate]
@@ -80,7 +80,7 @@ def effective_launches(profile: WorkloadProfile) -> float:
 
 
 def _error(reason: DriftReason, inverse: float) -> float:
-    """Return the standard error of a difference of shares, had they been equal."""
+    """Return the standard error of a difference of shares, assuming that they are equal."""
     share = (reason.share_before + reason.share_after) / 2
     return sqrt(share * (1 - share) * inverse)
 
@@ -104,7 +104,7 @@ def _library(profile: WorkloadProfile) -> Library:
 def _rate_reason(
     before: WorkloadProfile, after: WorkloadProfile, settings: DriftSettings
 ) -> DriftReason | None:
-    """Return why the frequency counts as changed; None where it did not or is not known."""
+    """Return why the launch rate counts as changed; None if it did not or is unknown."""
     if before.observed_ns <= 0 or after.observed_ns <= 0:
         return None
     was = before.launches / (before.observed_ns / 1e9)
@@ -113,7 +113,7 @@ def _rate_reason(
         return None
     return DriftReason(
         code=DriftCode.FREQUENCY_CHANGED,
-        kernel="",  # it is about the whole workload
+        kernel="",  # this reason concerns the whole workload
         share_before=0.0,
         share_after=0.0,
         detail=f"launches per second went from {rate(was)} to {rate(now)}",
@@ -140,5 +140,5 @@ def _report(
         new_share=reading.new_share if reading else 0.0,
         window_start_ns=after.window_start_ns,
         skipped=skipped,
-        sentence="One of the two holds no kernel time." if skipped else told,
+        sentence="One of the two profiles has no kernel time." if skipped else told,
     )

@@ -1,4 +1,4 @@
-"""One window against what is known: novel? and if so, worth a retune?"""
+"""Detection of drift: whether a window is novel, and whether a retune pays."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ def detect(
     settings: DriftSettings | None = None,
     gains: Mapping[Signature, float] | None = None,
 ) -> tuple[DriftReport, DetectorState]:
-    """Judge one window and return the report and the state for the next.
+    """Judge one window; return the report and the state for the next.
 
     Stage one, novelty. (a) Kernel time in signatures never seen exceeds ``new_share`` in
     ``new_windows`` of the last ``new_span`` windows. (b) Distance d of the roll-up that ends with
     the window to the nearest library profile, as ``z = clip((d - location) / scale, low, high)``:
     its sum ``S = max(0, S + z - k)`` over roll-ups without common windows exceeds h, for slow
-    shifts; or two such z in a row exceed ``pair``, for abrupt ones. (c) The environment's digest is
-    another one.
+    shifts; or two such z in a row exceed ``pair``, for abrupt ones. (c) The environment's digest
+    changed.
 
-    Stage two, worth. RETUNE if the uncovered share, averaged over the last roll-ups, reaches
-    ``uncovered_share``, and what a retune would save over the fleet and horizon exceeds an
-    experiment's cost, and neither cool-down nor the day's limit is against it; or if the
-    environment changed. Else the mix is adopted: known from now on. Apart from all that, a hot
-    signature whose median latency moved at a known mix is an ALARM.
+    Stage two, worth. The action is RETUNE if all of these hold: the uncovered share, averaged over
+    the last roll-ups, reaches ``uncovered_share``; the saving over the fleet and horizon exceeds an
+    experiment's cost; cool-down and daily limit allow it. It is also RETUNE if the environment
+    changed. Else the mix is adopted: it is known from now on. Separately, a hot signature whose
+    median latency moved at a known mix is an ALARM.
 
     The CUSUM of (b) is calibrated on the baseline, see `learn`; the pairs are not. One odd window
-    fires neither (a) nor (b). A window whose launches were only sampled says nothing beside a
-    baseline of counted ones, unless counters stay away for ``uncounted_windows``. Rates measured
-    on weeks and services that chose no setting lie in ``benchmarks/results/drift.json``. What moves
-    kernel time among known mixes is mostly no news: in real traffic the next hour does that too.
+    fires neither (a) nor (b). If the baseline was counted, a window whose launches were only
+    sampled is not judged, unless counters stay away for ``uncounted_windows``. Rates measured on
+    weeks and services that chose no setting are in ``benchmarks/results/drift.json``. A shift of
+    kernel time among known mixes is usually not drift: in real traffic the next hour shifts too.
 
     Parameters
     ----------
@@ -73,9 +73,9 @@ def detect(
     >>> for start, large in ((6, 10), (7, 200), (8, 200), (9, 200)):
     ...     report, state = detect(window(start, 900, large), state=state, settings=DEMO_SETTINGS)
     ...     print(report.action.value, round(report.cusum, 1), report.sentence[:60])
-    none 0.0 The workload is one that is known.
-    none 1.5 The workload may be leaving the known ones; one window alone
-    none 3.0 The workload may be leaving the known ones; one window alone
+    none 0.0 The workload is a known one.
+    none 1.5 The workload may be leaving the known ones; one window is no
+    none 3.0 The workload may be leaving the known ones; one window is no
     retune 4.5 gemm at 256x64 rose from 26 % to 88 % of kernel time; gemm a
 
     References
@@ -107,21 +107,20 @@ class _Span:
     """The windows on which the mix is judged."""
 
     profile: WorkloadProfile
-    """Merged."""
     complete: bool
-    """Whether they are a complete roll-up, none of whose windows was in the one before."""
+    """Whether they are a complete roll-up that shares no window with the one before."""
     regular: bool
-    """Whether they are as many as a roll-up has at least."""
+    """Whether they are at least ``rollup_windows`` windows."""
 
 
 def _span(
     together: tuple[WorkloadProfile, ...], state: DetectorState, settings: DriftSettings
 ) -> tuple[_Span | None, DetectorState]:
-    """Find the roll-up that ends now, and take its windows over.
+    """Find the roll-up that ends now, and consume its windows.
 
     A roll-up is complete with ``rollup_windows`` windows and enough launches. In between, the
-    trailing windows count where they hold enough. Windows that stay too thin for four roll-ups are
-    given up: they say nothing about now.
+    trailing windows count if they contain enough. Windows that stay too thin for four roll-ups are
+    dropped: they no longer describe the present.
     """
     size, floor = settings.rollup_windows, settings.size_classes[0]
     if len(together) >= size and sum(p.launches for p in together) >= floor:
@@ -192,11 +191,11 @@ def _moved(profile: WorkloadProfile, state: DetectorState) -> bool:
 def _accumulate(
     judged: Reading, span: _Span, state: DetectorState, settings: DriftSettings
 ) -> tuple[tuple[float, ...], tuple[float, ...], bool]:
-    """CUSUMs and scores after this roll-up, and whether the mix is news.
+    """CUSUMs and scores after this roll-up, and whether the mix is new.
 
-    A roll-up ends at every window, and each sum and each pair takes only those that share no window
-    with one another: there are as many sums as windows in a roll-up. A longer one, of thin windows,
-    counts for all of them.
+    A roll-up ends at every window. Each sum and each pair takes only roll-ups that share no window
+    with one another, so there are as many sums as windows in a roll-up. A longer roll-up, of thin
+    windows, counts for all of them.
     """
     fitting = [c for c in state.classes if c.launches <= judged.profile.launches]
     size = fitting[-1] if fitting else state.classes[0]
@@ -221,7 +220,7 @@ def _saving(
 ) -> float:
     """Share of kernel time saved if every signature reached its expected gain.
 
-    Where a gain is known it holds for all of the signature, else the prior for what is uncovered.
+    A known gain applies to the whole signature; the prior applies to the uncovered rest.
     """
     index, envelope = state.library.index, state.library.envelope
     total = max(1, sum(stat.gpu_time_ns for stat in reading.stats))
@@ -237,7 +236,7 @@ def _saving(
 
 
 def _decide(evidence: Evidence, state: DetectorState, settings: DriftSettings) -> DriftAction:
-    """Stage two. Nothing here looks at what was novel, only at what it would be worth."""
+    """Stage two: decide by worth only, without regard to what was novel."""
     if evidence.environment_fired:
         return DriftAction.RETUNE
     worth = (
@@ -263,7 +262,6 @@ def _may_retune(evidence: Evidence, state: DetectorState, settings: DriftSetting
 def _after(
     evidence: Evidence, action: DriftAction, state: DetectorState, settings: DriftSettings
 ) -> DetectorState:
-    """State once the report is out."""
     update: dict[str, object] = {"novel": state.novel or evidence.novel}
     if evidence.environment_fired:
         flagged = (*state.flagged, evidence.reading.profile.environment)

@@ -1,4 +1,4 @@
-"""The same work at another speed: clocks, driver, a neighbour. Never a reason to retune."""
+"""Latency of known work that changed: clocks, driver, a neighbour. Never a reason to retune."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ class LatencyShift:
     """A hot signature that left its baseline latency."""
 
     signature: Signature
-    """Which."""
     before_ns: float
     """Baseline median."""
     now_ns: int
     """Median now."""
 
     def reason(self, reading: Reading) -> DriftReason:
-        """Return it in words, with the signature's share of kernel time."""
+        """Return the reason for a report, with the signature's share of kernel time."""
         total = max(1, sum(stat.gpu_time_ns for stat in reading.stats))
         held = sum(s.gpu_time_ns for s in reading.stats if s.signature == self.signature)
         shape = shape_text(self.signature)
@@ -48,7 +47,7 @@ def watch_latency(
     """Update both CUSUMs of every watched signature; return them and those that shifted.
 
     ``z = clip((log(median) - baseline) / scale, -8, 8)``; ``slower = max(0, slower + z - k)`` and
-    the mirror image; beyond ``latency_threshold`` it is a shift and starts again from 0. For
+    the mirror image. A sum beyond ``latency_threshold`` is a shift and restarts from 0. For
     independent normal z, k = 1 and h = 10 the mean run between false alarms is above 10^9 roll-ups
     (Siegmund 1985); autocorrelation shortens it. A signature absent from the window keeps its sums.
     """

@@ -1,4 +1,4 @@
-"""What a drift report says."""
+"""The drift report: its reasons, action and numbers."""
 
 from __future__ import annotations
 
@@ -24,39 +24,34 @@ class DriftAction(StrEnum):
     """What follows from a report."""
 
     NONE = "none"
-    """Nothing new."""
     ADOPT = "adopt"
-    """New but already covered: remember the profile, retune nothing."""
+    """New but already covered: remember the profile, do not retune."""
     RETUNE = "retune"
     """New and worth an experiment."""
     ALARM = "alarm"
-    """The same work takes another time: clocks, driver, co-tenant. Never a retune by itself."""
+    """The same work takes another time: clocks, driver, co-tenant. Never a reason for a retune."""
 
 
 class DriftReason(Record):
-    """One thing that changed."""
-
     code: DriftCode
-    """What kind of change."""
     kernel: str
-    """Normalised kernel name; empty where it is about the whole workload."""
+    """Normalised kernel name; empty if the reason concerns the whole workload."""
     shape: str = ""
-    """The signature's dims or geometry, for people."""
+    """The signature's dims or geometry as text."""
     share_before: float = Field(ge=0.0, le=1.0)
     """Share of kernel time in the nearest tuned profile."""
     share_after: float = Field(ge=0.0, le=1.0)
     """Share of kernel time now."""
     detail: str = ""
-    """One sentence with the numbers."""
 
 
 class DriftReport(Record):
-    """The answer for one window."""
+    """The result for one window."""
 
     detected: bool
     """Whether stage one (novelty) fired."""
     action: DriftAction
-    """What stage two (worth) makes of it."""
+    """Result of stage two (worth)."""
     reasons: tuple[DriftReason, ...]
     """By falling change of share."""
     distance: float = Field(ge=0.0, le=1.0)
@@ -71,8 +66,8 @@ class DriftReport(Record):
     new_share: float = Field(default=0.0, ge=0.0, le=1.0)
     """Share of kernel time in signatures never seen before."""
     expected_saving: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Share of kernel time that a retune is believed to save."""
+    """Expected share of kernel time that a retune saves."""
     skipped: str = ""
     """Why the window was not judged, such as ``too-few-launches``; empty where it was."""
     sentence: str
-    """The whole report in one sentence for a person."""
+    """The whole report in one sentence."""

@@ -1,9 +1,7 @@
-"""What accelerators did beside a drift: context for people, never a decision.
+"""The report of a window, and what accelerators did during a drift.
 
-Work that did not change and takes longer is an alarm about the machine; low clocks, throttling and
-whoever else is on a device may be why.
-
-What a window said, and the report made of it.
+Work that did not change and takes longer is an alarm about the machine. Low clocks, throttling and
+other processes on a device may be the cause. These observations are context, never a decision.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from retuned.stages.drift.text import REASONS_MAX, percent, rate, sentence, shar
 from retuned.stages.profile import WorkloadProfile
 
 SLOW_RATIO = 0.9
-"""A busy device below this part of its highest clock is worth a word."""
+"""A busy device below this part of its highest clock is reported."""
 _BUSY_RATIO = 0.5
 
 
@@ -41,38 +39,35 @@ _Finite = Annotated[float, Field(ge=0.0, le=1e12, allow_inf_nan=False)]
 
 
 class GpuObservation(Record):
-    """One accelerator at one moment; None is what nobody says."""
+    """One accelerator at one moment; None means unknown."""
 
     gpu: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+){0,3}$", max_length=32)]
     """Vendor and number, such as ``nvidia-0``."""
     core_hz: _Finite | None = None
-    """Clock of what computes."""
+    """Clock of the compute units."""
     core_max_hz: _Finite | None = None
-    """The highest that it can have."""
+    """Its highest possible value."""
     power_w: _Finite | None = None
     """Draw, watts."""
     power_limit_w: _Finite | None = None
-    """Most that it may draw, watts."""
+    """Power limit, watts."""
     temperature_c: _Finite | None = None
-    """Degrees Celsius."""
     throttled: tuple[Throttle, ...] | None = Field(default=None, max_length=len(Throttle))
-    """Why it is slower than it could be; None where nobody says."""
+    """Why it is slower than it could be."""
     busy_ratio: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    """Share of time in which it did something."""
+    """Share of time in which it was busy."""
     others: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
-    """Processes on it that belong neither to the server nor to experiments; None where nobody
-    knows."""
+    """Processes on it that belong neither to the server nor to experiments."""
 
     @property
     def clock_ratio(self) -> float | None:
-        """The core clock over the highest one; None where either is not known."""
         if self.core_hz is None or not self.core_max_hz:
             return None
         return self.core_hz / self.core_max_hz
 
 
 def gpu_words(seen: Iterable[GpuObservation]) -> str:
-    """Say what could make the same work slower; empty where nothing is to be said.
+    """Describe what could make the same work slower; empty if there is nothing to report.
 
     Examples
     --------
@@ -96,24 +91,24 @@ def _words(seen: GpuObservation) -> list[str]:
 
 
 _UNJUDGED = {
-    "no-gpu-time": "it holds no kernel time",
-    "too-few-launches": "{launches} launches are too few to tell",
+    "no-gpu-time": "it has no kernel time",
+    "too-few-launches": "{launches} launches are too few to judge",
     "not-counted": "its launches were only sampled, those of the baseline were counted",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All that one window says, before anything is decided."""
+    """All statistics of one window, before the decision."""
 
     reading: Reading
-    """The roll-up where one was completed, else the window."""
+    """The roll-up if one was completed, else the window."""
     rolled: bool
     """Whether a roll-up was completed."""
     new_share: float
     """Share of kernel time in new signatures, this window."""
     new_fired: bool
-    """Whether that lasted long enough to be news."""
+    """Whether that lasted for enough windows to count."""
     mix_fired: bool
     """Whether the CUSUM of the distance is beyond its threshold."""
     environment_fired: bool
@@ -125,20 +120,19 @@ class Evidence:
     uncovered: float
     """Mean over the last roll-ups."""
     saving: float
-    """Share of kernel time a retune is believed to save."""
+    """Expected share of kernel time that a retune saves."""
     end_ns: int
-    """End of the window."""
 
     @property
     def novel(self) -> bool:
-        """Stage one's answer."""
+        """Result of stage one."""
         return self.new_fired or self.mix_fired or self.environment_fired
 
 
 def report_of(
     evidence: Evidence, action: DriftAction, state: DetectorState, start_ns: int
 ) -> DriftReport:
-    """Write the report of a window that was judged; `state` is the one it was judged by."""
+    """Make the report of a judged window; `state` is the one it was judged by."""
     detected = evidence.novel or action is not DriftAction.NONE
     reasons = _reasons(evidence, action, state) if detected else ()
     return DriftReport(
@@ -169,7 +163,7 @@ def _reasons(
     if evidence.environment_fired:
         detail = "the environment is not the one that the kernels were tuned in"
         first.append(_plain(DriftCode.ENVIRONMENT_CHANGED, "", detail))
-    if action is not DriftAction.RETUNE:  # another speed at the same work never asks for one
+    if action is not DriftAction.RETUNE:  # another speed at the same work never justifies a retune
         first.extend(shift.reason(reading) for shift in evidence.shifts)
     moved = share_reasons(reading, state.library) if evidence.novel or not first else []
     now = profile.launches / (profile.observed_ns / 1e9) if profile.observed_ns > 0 else 0.0
@@ -181,7 +175,7 @@ def _reasons(
         moved.insert(min(2, len(moved)), _plain(DriftCode.FREQUENCY_CHANGED, "", detail))
     if evidence.mix_fired and moved:
         detail = (
-            f"the mix lies {reading.distance:.3f} bits from the nearest known one, led by "
+            f"the mix is {reading.distance:.3f} bits from the nearest known one, led by "
             f"{short(moved[0].kernel)}; {percent(evidence.uncovered)} is uncovered"
         )
         moved.append(_plain(DriftCode.NOVEL_MIX, moved[0].kernel, detail))
@@ -194,7 +188,7 @@ def _plain(code: DriftCode, kernel: str, detail: str) -> DriftReason:
 
 
 def unjudged(profile: WorkloadProfile, why: str, evidence: Evidence | None = None) -> DriftReport:
-    """Write the report of a window that says too little."""
+    """Make the report of a window that was not judged."""
     return DriftReport(
         detected=False,
         action=DriftAction.NONE,

@@ -1,4 +1,4 @@
-"""What the detector remembers between windows: frozen, JSON-able, bounded."""
+"""The detector's state between windows: frozen, JSON-able, bounded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LibraryProfile(Record):
     weights: tuple[float, ...]
     """Weight of each in the distance, summing to one; see ``DriftSettings.time_power``."""
     tuned: bool
-    """True where kernels were tuned for it; False where it was only adopted."""
+    """Whether kernels were tuned for it; False if it was only adopted."""
 
 
 def dense(profiles: Sequence[LibraryProfile], keys: int) -> tuple[Floats, Floats]:
@@ -40,7 +40,7 @@ def dense(profiles: Sequence[LibraryProfile], keys: int) -> tuple[Floats, Floats
 
 
 def sparse(shares: Floats, weights: Floats, *, tuned: bool) -> LibraryProfile:
-    """Library profile of two dense rows of shape (keys + 1,); what is unknown is left out."""
+    """Make a library profile of two dense rows of shape (keys + 1,); unknown keys are left out."""
     places = np.flatnonzero(weights[:-1])
     known = weights[places].sum()
     return LibraryProfile(
@@ -52,16 +52,15 @@ def sparse(shares: Floats, weights: Floats, *, tuned: bool) -> LibraryProfile:
 
 
 class Library(Record):
-    """Profiles the server is known to run."""
+    """Profiles that the server is known to run."""
 
     keys: tuple[Signature, ...] = ()
-    """Every signature seen."""
     medians_ns: tuple[float, ...] = ()
-    """Median duration of each key when it was first seen, ns; tells duration modes apart."""
+    """Median duration of each key when it was first seen, ns; separates duration modes."""
     tuned_share: tuple[float, ...] = ()
     """Largest share of kernel time of each key in any tuned window; 0 where never tuned for."""
     profiles: tuple[LibraryProfile, ...] = ()
-    """Medoids of the baseline and what was adopted since, oldest first."""
+    """Medoids of the baseline and later adopted profiles, oldest first."""
 
     @cached_property
     def _derived(self) -> _Derived:
@@ -80,12 +79,11 @@ class Library(Record):
 
     @property
     def index(self) -> dict[Signature, int]:
-        """Place of each key."""
         return self._derived.index
 
     @property
     def modes(self) -> dict[Signature, float]:
-        """Median duration of each key that is known by its duration only, ns."""
+        """Median duration of each key that only its duration distinguishes, ns."""
         return self._derived.modes
 
     @property
@@ -106,7 +104,7 @@ class Library(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Derived:
-    """What a library computes once; compared by identity, so that libraries compare by field."""
+    """Values that a library computes once; compared by identity: libraries compare by field."""
 
     index: dict[Signature, int]
     modes: dict[Signature, float]
@@ -119,7 +117,6 @@ class SizeClass(Record):
     """Baseline of the distance for roll-ups of at least this many launches."""
 
     launches: int = Field(ge=0)
-    """Fewest launches of the class."""
     location: float = Field(ge=0.0)
     """Median distance of a baseline roll-up to the nearest profile of other days."""
     scale: float = Field(gt=0.0)
@@ -127,14 +124,13 @@ class SizeClass(Record):
     threshold: float = Field(gt=0.0)
     """CUSUM threshold (h)."""
     pair: float
-    """Score that two roll-ups in a row must both exceed to be news by themselves."""
+    """Score that two roll-ups in a row must both exceed to count as drift."""
 
 
 class Latency(Record):
     """Watch over one hot signature."""
 
     signature: Signature
-    """Which."""
     log_ns: float
     """Baseline: median over windows of the log of the median latency in ns."""
     scale: float = Field(gt=0.0)
@@ -149,11 +145,10 @@ class DetectorState(Record):
     """All that `detect` carries from window to window. Baselines are frozen after `learn`."""
 
     library: Library
-    """Known profiles."""
     classes: tuple[SizeClass, ...] = Field(min_length=1)
     """By rising launches."""
     new_share: float = Field(gt=0.0)
-    """Share of kernel time in new signatures that is news."""
+    """Share of kernel time in new signatures that counts as drift."""
     rate_low: float = Field(ge=0.0)
     """Fewest launches per observed second in the baseline."""
     rate_high: float = Field(ge=0.0)
@@ -161,13 +156,12 @@ class DetectorState(Record):
     baseline_windows: int = Field(ge=1)
     """Roll-ups that were learned from."""
     latencies: tuple[Latency, ...] = ()
-    """Hot signatures."""
     environment: str = ""
     """Digest of the Environment the kernels were tuned in; empty where unknown."""
     counted: bool = False
-    """Whether it was learned from windows whose launches were counted."""
+    """Whether the baseline windows had counted launches."""
     uncounted: int = Field(default=0, ge=0)
-    """Windows in a row that were not; beyond a few the counters are gone and sampling must do."""
+    """Windows in a row without counts; after a few, `detect` accepts sampled windows."""
     flagged: tuple[str, ...] = ()
     """Other environments already reported, newest last, at most 8."""
     pending: tuple[WorkloadProfile, ...] = ()
@@ -187,14 +181,14 @@ class DetectorState(Record):
     novel: bool = False
     """Whether anything novel came since the last tuning."""
     retunes_ns: tuple[int, ...] = ()
-    """Ends of the windows that asked for a retune, newest last, at most 8."""
+    """Ends of the windows that caused a retune, newest last, at most 8."""
     alarm_ns: int | None = None
-    """End of the window of the last alarm; None where there was none."""
+    """End of the window of the last alarm."""
 
     @model_validator(mode="before")
     @classmethod
     def _of_an_older_version(cls, data: object) -> object:
-        """Load a state that held one sum, score and streak; they start again, all else stays."""
+        """Load a state with one sum, score and streak: those restart, all else stays."""
         if isinstance(data, Mapping) and data.keys() >= _OLDER:
             return {key: value for key, value in data.items() if key not in _OLDER}
         return data
@@ -202,10 +196,9 @@ class DetectorState(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """A profile seen against the library."""
+    """A profile expressed in the keys of the library."""
 
     profile: WorkloadProfile
-    """What was read."""
     stats: tuple[SignatureStat, ...]
     """Its signatures, duration modes numbered as the library does."""
     shares: Floats
@@ -217,7 +210,7 @@ class Reading:
     distance: float
     """Divergence to it."""
     uncovered: float
-    """Share of kernel time beyond what was tuned for."""
+    """Share of kernel time beyond the tuned shares."""
 
     @property
     def new_share(self) -> float:
@@ -226,7 +219,7 @@ class Reading:
 
 
 def read(profile: WorkloadProfile, library: Library, settings: DriftSettings) -> Reading:
-    """Place a profile with kernel time in the library."""
+    """Express a profile with kernel time in the keys of the library."""
     stats = aligned(profile.stats, library.modes, gap_ratio=settings.mode_gap_ratio)
     shares, weights = tally(stats, library, power=settings.time_power)
     distances = jensen_shannon(weights, library.weights)
@@ -249,7 +242,7 @@ def tally(
     """Shares of kernel time and weights of each known key, in the last place of all unknown ones.
 
     A signature weighs ``launches^(1 - power) * gpu_time^power``; both arrays have shape (keys + 1,)
-    and sum to one. An unknown folded tail does not count: what it holds was too small to name.
+    and sum to one. An unknown folded tail does not count: its signatures were too small to name.
     """
     shares, weights = (np.zeros(len(library.keys) + 1) for _ in range(2))
     index = library.index

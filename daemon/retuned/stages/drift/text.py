@@ -1,4 +1,4 @@
-"""A report in words: for the person who is woken by it."""
+"""Text of a drift report, for people."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from retuned.stages.drift.state import Library, Reading
 from retuned.stages.profile import OTHER, Signature
 
 REASONS_MAX = 8
-"""Reasons a report names."""
 _NAME_CHARS = 60
 _SHARE_MIN = 0.01
-KNOWN = "The workload is one that is known."
-LEANING = "The workload may be leaving the known ones; one window alone does not tell."
+KNOWN = "The workload is a known one."
+LEANING = "The workload may be leaving the known ones; one window is not enough."
 
 
 def shape_text(signature: Signature) -> str:
@@ -43,7 +42,7 @@ def short(kernel: str) -> str:
 
 
 def percent(share: float) -> str:
-    """Share as a person writes it: two digits that matter, never more than one decimal.
+    """Format a share with two significant digits and at most one decimal.
 
     Examples
     --------
@@ -56,7 +55,7 @@ def percent(share: float) -> str:
 
 
 def rate(per_s: float) -> str:
-    """Write launches per second as a person does.
+    """Format launches per second.
 
     Examples
     --------
@@ -87,7 +86,7 @@ def share_reasons(reading: Reading, library: Library) -> list[DriftReason]:
 
 
 def _order(reason: DriftReason) -> tuple[float, float, str, str]:
-    """Largest change first; of two equal ones what rose, since that is what may need tuning."""
+    """Largest change first; of two equal ones the rise first, since it may need tuning."""
     change = reason.share_after - reason.share_before
     return (-round(abs(change), 3), -change, reason.kernel, reason.shape)
 
@@ -115,10 +114,10 @@ def _reason(key: Signature, was: float, now: float, *, new: bool) -> DriftReason
 
 
 def answer(report: DriftReport) -> str:
-    """Say what a window asks for, in a word or two.
+    """Return what a window results in, in one or two words.
 
-    Its action where it has one; else whether it was judged at all, and whether more windows have to
-    come before it can be told.
+    This is its action if it has one; else whether it was judged, and whether more windows are
+    needed.
 
     Examples
     --------
@@ -151,12 +150,12 @@ def sentence(
 ) -> str:
     """Return the whole report in one sentence: what changed, how much is uncovered, what follows.
 
-    `leaning` says that something points away from what is known but does not suffice.
+    `leaning` means that something indicates a new mix but is not sufficient.
 
     Examples
     --------
     >>> sentence(detected=False, action=DriftAction.NONE, reasons=(), uncovered=0.0)
-    'The workload is one that is known.'
+    'The workload is a known one.'
     """
     if not detected and leaning:
         return LEANING
@@ -165,7 +164,7 @@ def sentence(
     told = [r.detail for r in reasons if r.code is not DriftCode.NOVEL_MIX] or [
         r.detail for r in reasons
     ]
-    what = "; ".join(told[:3]) or "The mix of shapes left all known ones"
+    what = "; ".join(told[:3]) or "The mix of shapes differs from all known ones"
     more = f"; {len(told) - 3} more" if len(told) > 3 else ""
     return f"{what}{more}; {_CONSEQUENCE[action].format(share=percent(uncovered))}."
 
@@ -177,5 +176,5 @@ _CONSEQUENCE = {
     "to retune",
     DriftAction.RETUNE: "{share} of kernel time is in shapes that nothing was tuned for, worth a "
     "retune",
-    DriftAction.ALARM: "the mix is a known one, so look at clocks, driver and neighbours first",
+    DriftAction.ALARM: "the mix is a known one, so check clocks, driver and neighbours first",
 }

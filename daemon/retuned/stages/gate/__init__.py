@@ -1,9 +1,8 @@
-"""Stage 8, gate: what the policy demands: wait, approved, rejected, expired, frozen. Pure.
+"""Stage 8, gate: whether a proposal waits or is approved, rejected, expired or frozen. Pure.
 
-Reads proposals, policies, people's decisions and freezes; feeds swap. A stage of several files:
-`policy` and `limits` are the schema of ``KernelTuningPolicy``, `windows` the change windows,
-`records` what people and the gate say, `quorum` and `decide` the decision, `explain` its sentence,
-`enforcement` what of a policy one machine leaves aside.
+It reads proposals, policies, people's decisions and freezes, and feeds swap. `policy` and `limits`
+are the schema of ``KernelTuningPolicy``; `windows` has the maintenance windows; `records` has
+decisions and gate decisions; `quorum` and `decide` make the gate decision.
 """
 
 from retuned.stages.gate.decide import decide, explain, under, utc_minute

@@ -1,7 +1,4 @@
-"""The gate's answer as one sentence for a person.
-
-Stage 8, gate: what the policy demands of a proposal right now.
-"""
+"""The gate decision: what the policy requires for a proposal right now, as record and sentence."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from retuned.stages.proposal import Proposal, Risk
 
 
 def utc_minute(moment: datetime) -> str:
-    """Write a moment as people are told it: to the minute, in UTC.
+    """Format a moment for people: to the minute, in UTC.
 
     Examples
     --------
@@ -37,13 +34,7 @@ def utc_minute(moment: datetime) -> str:
 
 
 def explain(decision: GateDecision) -> str:
-    """Say where a proposal stands, why, and what would change it.
-
-    Parameters
-    ----------
-    decision
-        The gate's answer.
-    """
+    """Describe the state of a proposal, its reason, and what would change it."""
     head = _HEADS[decision.state]
     parts = [head]
     if decision.policy and decision.state is not GateState.EXPIRED:
@@ -76,14 +67,14 @@ def _why(decision: GateDecision) -> str:
         have = f"{len(decision.received)} of {decision.required} approvals"
         why = f"{have}, {decision.missing} more from {whom}"
         if decision.reason is GateReason.NEEDS_PERSON:
-            why += ", because generated source and high risk always need a person"
+            why += ", because generated source and high risk always require a person"
         return why
     if decision.reason is GateReason.QUORUM:
         return "by " + ", ".join(decision.received)
     if decision.reason is GateReason.BREAK_GLASS:
-        return f"broken glass by {decision.received[0]}"
+        return f"break-glass by {decision.received[0]}"
     if decision.reason is GateReason.AUTOMATIC:
-        return "the gate asks for no person"
+        return "the gate requires no approval"
     return decision.detail
 
 
@@ -98,10 +89,10 @@ def decide(
     now: datetime,
     absent: GateReason | None = None,
 ) -> GateDecision:
-    """Say where a proposal stands at `now`.
+    """Decide the state of a proposal at `now`.
 
-    Fails closed: whatever is missing, unknown or ambiguous never comes out as ``approved``.
-    Rollbacks and aborts never come here; they are not gated.
+    It fails closed: missing, unknown or ambiguous input never gives ``approved``. Rollbacks and
+    aborts are not gated.
 
     Parameters
     ----------
@@ -110,7 +101,7 @@ def decide(
     policy_digest
         Its digest. Approvals that name another one do not count.
     decisions
-        What people said about the proposal; others are left aside.
+        Decisions about the proposal; those about other proposals are ignored.
     freezes
         Every freeze that has not been lifted.
     env
@@ -118,7 +109,7 @@ def decide(
     now
         Moment, with a zone.
     absent
-        Reason code where `policy` is None; ``no-policy`` unless given.
+        Reason code if `policy` is None; ``no-policy`` unless given.
     """
     case = _Case(
         proposal=proposal,
@@ -134,7 +125,9 @@ def decide(
         return stopped
     if policy is None:
         reason = absent or GateReason.NO_POLICY
-        return case.answer(GateState.WAITING, reason, detail="no policy decides, so nothing moves")
+        return case.answer(
+            GateState.WAITING, reason, detail="no policy matches, so nothing is swapped"
+        )
     if policy.spec.mode is Mode.OBSERVE_ONLY:
         return case.answer(GateState.OBSERVE_ONLY, GateReason.OBSERVE_ONLY)
     answer = _below_floor(case, policy) or _agreed(case, policy)
@@ -150,7 +143,7 @@ def decide(
 
 
 def gate_for(proposal: Proposal, policy: KernelTuningPolicy | None, *, env: str) -> Gate | None:
-    """Return the first gate whose condition matches; None where none does."""
+    """Return the first gate whose condition matches, or None."""
     for gate in policy.spec.gates if policy else ():
         risks, envs = gate.when.risk, gate.when.env
         if (risks is None or proposal.risk in risks) and (envs is None or env in envs):
@@ -159,9 +152,9 @@ def gate_for(proposal: Proposal, policy: KernelTuningPolicy | None, *, env: str)
 
 
 def under(proposal: Proposal, policy: KernelTuningPolicy | None, *, env: str) -> Proposal:
-    """Return a proposal that expires as soon as its gate has it expire.
+    """Return a copy of the proposal that expires when its gate's time limit ends.
 
-    Made like this it shows people, their channels and alerts the moment that counts.
+    Pages, notifications and alerts use the copy to show the effective expiry.
     """
     gate = gate_for(proposal, policy, env=env)
     if gate is None:
@@ -172,7 +165,7 @@ def under(proposal: Proposal, policy: KernelTuningPolicy | None, *, env: str) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Case:
-    """All that is looked at, and one way to answer."""
+    """The inputs of one decision, and the method that makes it."""
 
     proposal: Proposal
     policy: KernelTuningPolicy | None
@@ -186,7 +179,6 @@ class _Case:
 
     @property
     def gate(self) -> Gate | None:
-        """First gate whose condition matches."""
         return gate_for(self.proposal, self.policy, env=self.env)
 
     @property
@@ -202,7 +194,7 @@ class _Case:
         detail: str = "",
         next_change_at: datetime | None = None,
     ) -> GateDecision:
-        """Fill in what every answer carries."""
+        """Make the gate decision, with the fields that every one has."""
         over = state in {GateState.REJECTED, GateState.EXPIRED}
         return GateDecision(
             proposal=self.proposal.id,
@@ -224,9 +216,9 @@ class _Case:
 
 
 def _stopped(case: _Case) -> GateDecision | None:
-    """One rejection or abort of this artifact ends it, whoever it comes from and whenever.
+    """Return the decision that one rejection or abort of this artifact causes, at any time.
 
-    A clock that was put back must not unsay it; the proposal's id says what it was about.
+    A clock that was set back must not cancel it; the proposal's id identifies its subject.
     """
     for decision in sorted(case.decisions, key=lambda d: (d.at, d.user, d.decision)):
         ends = decision.decision in {DecisionKind.REJECT, DecisionKind.ABORT}
@@ -248,31 +240,31 @@ def _expired(case: _Case) -> GateDecision | None:
 
 
 def _below_floor(case: _Case, policy: KernelTuningPolicy) -> GateDecision | None:
-    """Hold the floor that no approval overrides; missing data never promotes."""
+    """Apply the floor that no approval overrides; missing data never promotes."""
     floor, speedup = policy.spec.validation, case.proposal.speedup
     if case.proposal.evidence is None:
         return case.answer(
             GateState.WAITING,
             GateReason.MISSING_EVIDENCE,
-            detail="the proposal carries no raw numbers, so nobody can check it",
+            detail="the proposal carries no raw numbers, so it cannot be verified",
         )
     if speedup.confidence < floor.confidence:
         return case.answer(
             GateState.REJECTED,
             GateReason.CONFIDENCE_TOO_LOW,
-            detail=f"confidence {speedup.confidence:g}, the policy asks {floor.confidence:g}",
+            detail=f"confidence {speedup.confidence:g}, the policy requires {floor.confidence:g}",
         )
     if speedup.lower < floor.min_speedup:
         return case.answer(
             GateState.REJECTED,
             GateReason.BELOW_MIN_SPEEDUP,
-            detail=f"lower bound {speedup.lower:.3f}x, the policy asks {floor.min_speedup:g}x",
+            detail=f"lower bound {speedup.lower:.3f}x, the policy requires {floor.min_speedup:g}x",
         )
     return None
 
 
 def _agreed(case: _Case, policy: KernelTuningPolicy) -> GateDecision:
-    """Quorum first, then freezes and windows: people may agree while the door is shut."""
+    """Check the quorum first, then freezes and windows: approvals count during a freeze."""
     glass, unglassed = breaks_glass(
         case.decisions,
         proposal=case.proposal,
@@ -299,7 +291,7 @@ def _agreed(case: _Case, policy: KernelTuningPolicy) -> GateDecision:
         return _door(counted, policy, reason=GateReason.BREAK_GLASS)
     if gate is None:
         return counted.answer(
-            GateState.WAITING, GateReason.NO_GATE, detail="no gate of the policy is for it"
+            GateState.WAITING, GateReason.NO_GATE, detail="no gate of the policy matches it"
         )
     if quorum.missing:
         person_only = required > gate.approvals.required
@@ -309,7 +301,7 @@ def _agreed(case: _Case, policy: KernelTuningPolicy) -> GateDecision:
 
 
 def _asked(case: _Case, gate: Gate) -> tuple[int, Approvals]:
-    """Ask a person for generated source and high risk, whatever the gate says."""
+    """Require a person for generated source and high risk, whatever the gate allows."""
     rule = gate.approvals
     if case.proposal.trust is TrustClass.GENERATED or case.proposal.risk is Risk.HIGH:
         people_only = rule.model_copy(update={"allow_service_accounts": False})
@@ -324,7 +316,10 @@ def _with(quorum: Quorum, glass: str | None, unglassed: tuple[Ignored, ...]) -> 
 
 
 def _door(case: _Case, policy: KernelTuningPolicy, *, reason: GateReason) -> GateDecision:
-    """Agreed; may it start now? Break-glass opens allow windows, never a deny or a freeze."""
+    """Decide whether an approved swap may start now.
+
+    Break-glass overrides allow windows, never a deny window or a freeze.
+    """
     standing = [
         freeze
         for freeze in case.freezes

@@ -1,8 +1,8 @@
-"""What one machine makes of a policy: the limits it takes over, and the fields nobody reads there.
+"""Enforcement of a policy on one machine: the limits that apply, and the fields without effect.
 
-The same file is for a cluster too, so fields without a reader are valid; but whoever wrote one
-believes in it, and is told. `NOT_ENFORCED` is the only list of them: the policy check, the daemon's
-start and the docs use it, and a test holds it against what is really read.
+The same file may be used in a cluster, so fields without effect are valid; but the daemon warns
+about them. `NOT_ENFORCED` is their only list: the policy check, the daemon's start and the docs use
+it, and a test compares it with the fields that are read.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ NOT_ENFORCED: Mapping[str, str] = MappingProxyType(
         "spec.breakGlass.maxPods": _ONE_SERVER,
     }
 )
-"""What holds instead, by field; a name stands for all below it. List indices are left out."""
+"""What applies instead, by field; a name includes all fields below it. List indices are left out.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +53,9 @@ class Unenforced:
     """A field that a policy gives and that one machine does not enforce."""
 
     place: Place
-    """Where it stands, for example ``("spec", "windows", 0, "overrun")``."""
+    """Path of the field, for example ``("spec", "windows", 0, "overrun")``."""
     instead: str
-    """What holds instead."""
+    """What applies instead."""
 
     @property
     def path(self) -> str:
@@ -63,9 +64,9 @@ class Unenforced:
 
 
 def unenforced(policy: KernelTuningPolicy) -> tuple[Unenforced, ...]:
-    """Return what a policy says and one machine does not do, in the order of the schema.
+    """Return the fields of a policy that one machine ignores, in the order of the schema.
 
-    Only what is written counts: a default promises nothing to anybody.
+    Only fields that the file sets count, not defaults.
     """
     found = {}
     for place in _given(policy, ()):
@@ -77,10 +78,10 @@ def unenforced(policy: KernelTuningPolicy) -> tuple[Unenforced, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyLimits:
-    """What a policy says to the loop outside the gate."""
+    """Limits of a policy for the loop outside the gate."""
 
     experiments: bool
-    """Whether experiments may begin at all."""
+    """Whether experiments may start."""
     experiment_time_per_day: timedelta
     """Device time of all experiments in 24 hours."""
     max_trials: int
@@ -92,7 +93,7 @@ class PolicyLimits:
     shadow_share: float
     """Most time of shadow checks over time passed."""
     end_to_end: EndToEndRule
-    """Whether a swap must prove itself on the whole server."""
+    """Whether a swap must be measured on the whole server."""
     batch_invariant: bool
     """Whether rows must keep their bits in batches of other sizes, where the incumbent's do."""
     capture: bool
@@ -104,7 +105,7 @@ class PolicyLimits:
 
 
 def limits_of(policy: KernelTuningPolicy) -> PolicyLimits:
-    """Return the limits for whoever plans experiments and quarantines artifacts.
+    """Return the limits for experiments and quarantines.
 
     Parameters
     ----------

@@ -1,6 +1,7 @@
-"""What a policy limits: experiments, the floor of validation, and how a swap spreads.
+"""Limits of a policy: experiments, the floor of validation, and how a swap spreads.
 
-On one machine most of this is not enforced; `enforcement.NOT_ENFORCED` says which, and what holds.
+A single machine does not enforce most of them; `enforcement.NOT_ENFORCED` lists which, and what
+applies instead.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ _DAY = parse_duration("24h")
 
 
 class ExperimentBudget(PolicyModel):
-    """What experiments may cost."""
+    """Cost limits of experiments."""
 
     gpu_hours_per_day: float = Field(default=4.0, ge=0.0)
     """Device time of all experiments in 24 hours; 0 forbids experiments."""
     max_trials: int = Field(default=64, ge=1)
     """Variants in one experiment."""
     trial_deadline: PositiveDuration = Field(default=parse_duration("15m"))
-    """Time of one variant, compiling included."""
+    """Time limit of one variant, compiling included."""
 
 
 class PauseWhen(PolicyModel):
-    """What stops experiments from starting."""
+    """Conditions under which experiments do not start."""
 
     slo_alert_firing: bool = True
     """An alert on the server's service level is firing."""
@@ -45,33 +46,34 @@ class Experiments(PolicyModel):
     """Experiments under this policy."""
 
     max_concurrent: int = Field(default=1, ge=0)
-    """At the same time; 0 forbids experiments."""
+    """Most experiments at the same time; 0 forbids experiments."""
     budget: ExperimentBudget = ExperimentBudget()
-    """Limits."""
+    """Cost limits."""
     priority_class_name: str = Field(default="retuned-experiment", pattern=DNS)
     """Kubernetes priority of experiment pods."""
     pause_when: PauseWhen = PauseWhen()
-    """Reasons to pause."""
+    """Conditions under which experiments pause."""
 
 
 class EndToEndRule(StrEnum):
-    """Whether a swap must prove itself on the whole server."""
+    """Whether a swap must be measured on the whole server."""
 
     REQUIRED = "required"
-    """Only a swap that was measured, and kept half of its promise, is kept."""
+    """A swap is kept only if it was measured and reached half of its predicted gain."""
     WHEN_POSSIBLE = "whenPossible"
-    """One that was measured and failed goes back; one that could not be measured stays."""
+    """A swap that was measured and failed is rolled back; one that could not be measured is kept.
+    """
     OFF = "off"
-    """Nothing is measured."""
+    """The server is not measured."""
 
 
 class BatchInvariance(StrEnum):
     """Whether a row may get other bits in a batch of another size."""
 
     IF_INCUMBENT = "ifIncumbent"
-    """Not where the incumbent's rows keep theirs."""
+    """Not if the incumbent's rows keep their bits."""
     OFF = "off"
-    """It may: nobody compares answers bit by bit."""
+    """It may; outputs are not compared bit by bit."""
 
 
 class Validation(PolicyModel):
@@ -84,32 +86,34 @@ class Validation(PolicyModel):
     batch_invariance: Annotated[
         BatchInvariance, BeforeValidator(lambda value: "off" if value is False else value)
     ] = BatchInvariance.IF_INCUMBENT
-    """Whether rows must keep their bits in batches of other sizes. It is asked of the variant; a
-    narrow guard sends other sizes to the incumbent, whose bits are its own."""
+    """Whether rows must keep their bits in batches of other sizes.
+
+    This applies to the variant; with a narrow guard, other sizes run the incumbent, whose bits
+    differ."""
     max_vram_increase_bytes: Bytes = Field(
         default=0, validation_alias="maxVRAMIncrease", serialization_alias="maxVRAMIncrease"
     )
-    """Device memory the variant may take beyond the incumbent."""
+    """Device memory that the variant may use beyond the incumbent's."""
     end_to_end: Annotated[
         # YAML of Kubernetes reads a bare `off` as false
         EndToEndRule, BeforeValidator(lambda value: "off" if value is False else value)
     ] = EndToEndRule.WHEN_POSSIBLE
-    """Whether a swap is measured on the whole server, switched off and on in turn."""
+    """Whether a swap is measured on the whole server, off and on in turn."""
 
 
 class Capture(PolicyModel):
-    """Samples of what launches of the server are given, for experiments; data of its users."""
+    """Samples of the inputs of the server's launches, for experiments. They contain user data."""
 
     enabled: bool = False
-    """Whether any are taken."""
+    """Whether samples are taken."""
     max_bytes: Bytes = 64 * 2**20
-    """Kept for one kernel, in each process of the server and for one experiment."""
+    """Most bytes for one kernel, in each process of the server and for one experiment."""
     retention: PositiveDuration = Field(default=_DAY)
-    """How long an experiment may keep them; they go when it ends anyway."""
+    """How long an experiment may keep them; they are deleted earlier if the experiment ends."""
 
 
 class CanaryStep(PolicyModel):
-    """A share of the launches of a server, and what it takes to go on from it."""
+    """A share of the launches of a server, and the conditions to leave this step."""
 
     fraction: float = Field(gt=0.0, le=1.0)
     """Share of launches that run the new kernel."""
@@ -118,16 +122,16 @@ class CanaryStep(PolicyModel):
     min_seconds: float = Field(default=60.0, ge=0.0)
     """Shortest time at this step."""
     patience: Duration = Field(default=parse_duration("1h"))
-    """Shape buckets that have too few checks by then are left out of the guard."""
+    """After this time, shape buckets with too few checks are left out of the guard."""
 
 
 class Orphan(StrEnum):
-    """What a canary does whose daemon does not come back."""
+    """What a canary does if its daemon does not return."""
 
     HOLD = "hold"
     """It keeps its fraction."""
     ROLLBACK = "rollback"
-    """It goes back by itself."""
+    """It rolls back."""
 
 
 class Canary(PolicyModel):
@@ -136,14 +140,15 @@ class Canary(PolicyModel):
     pods: int = Field(default=1, ge=1)
     """How many servers."""
     bake: Duration = Field(default=parse_duration("30m"))
-    """How long they are watched alone."""
+    """How long they are watched before further servers are swapped."""
     steps: tuple[CanaryStep, ...] = Field(default=(), max_length=16)
-    """Rising shares of the launches of a server; after the last come all. None swaps all at
-    once."""
+    """Rising shares of the launches of a server; all launches follow the last step.
+
+    An empty list swaps all at once."""
     shadow_first: bool = False
     """Serve the incumbent and shadow the new kernel until it has the checks of the first step."""
     lease: Duration = Field(default=parse_duration("10m"))
-    """An unfinished canary that no daemon asks after for so long is an orphan."""
+    """An unfinished canary becomes an orphan if no daemon contacts it for this long."""
     orphan: Orphan = Orphan.HOLD
     """What an orphan does."""
 
@@ -159,40 +164,42 @@ class Shadow(PolicyModel):
     """Checks of launches against the incumbent."""
 
     max_share: float = Field(default=0.1, gt=0.0, le=1.0)
-    """Most time of checks over time passed, in each process; checks beyond are left out."""
+    """Most time of checks over elapsed time, in each process; further checks are skipped."""
 
 
 class Metric(PolicyModel):
-    """One number that must stay good during a rollout."""
+    """One number that must stay within a bound during a rollout."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")
-    """Name."""
+    """Name of the metric."""
     query: str = Field(min_length=1, max_length=4000)
     """PromQL with one value; ``$namespace``, ``$target`` and ``$pods`` (those with the swap, a
     regular expression) are filled in."""
     max: str = Field(pattern=r"^[0-9]{1,3}(\.[0-9]{1,6})?x baseline$")
-    """Bound, such as ``1.02x baseline``: what the query said when the first pod was told."""
+    """Bound, such as ``1.02x baseline``.
+
+    The baseline is the value of the query when the first pod got the order."""
     min_samples: int = Field(default=200, ge=1)
-    """Fewest stored samples that the value rests on, as Prometheus counts them."""
+    """Fewest stored samples behind the value, as Prometheus counts them."""
 
 
 class Analysis(PolicyModel):
-    """How a rollout is judged."""
+    """Metric checks during a rollout."""
 
     interval: PositiveDuration = Field(default=parse_duration("1m"))
-    """Between two looks."""
+    """Time between two measurements."""
     failure_limit: int = Field(default=1, ge=0)
-    """Failed looks that are forgiven."""
+    """Failed measurements that are allowed."""
     inconclusive_limit: int = Field(default=3, ge=0)
-    """Looks without an answer before a person is asked."""
+    """Inconclusive measurements before the rollout pauses for a decision."""
     no_data_as: Literal["Inconclusive", "Failed"] = "Inconclusive"
-    """What a look without data is; never a success."""
+    """Result of a measurement without data; never a success."""
     metrics: tuple[Metric, ...] = ()
-    """What is looked at."""
+    """Metrics to measure."""
 
 
 class RollbackCause(StrEnum):
-    """What sends a swap back without asking."""
+    """Why a swap is rolled back without approval."""
 
     ANALYSIS_FAILED = "AnalysisFailed"
     NUMERIC_MISMATCH = "NumericMismatch"
@@ -201,12 +208,12 @@ class RollbackCause(StrEnum):
 
 
 class AutoRollback(PolicyModel):
-    """Going back by itself."""
+    """Rollback without a person."""
 
     enabled: bool = True
-    """Whether to; a numeric mismatch goes back always."""
+    """Whether swaps are rolled back automatically; a numeric mismatch always is."""
     on: tuple[RollbackCause, ...] = tuple(RollbackCause)
-    """Causes; write the key quoted in Kubernetes, whose YAML reads a bare ``on`` as true."""
+    """Causes. Quote the key in Kubernetes, whose YAML reads a bare ``on`` as true."""
     quarantine: Duration = Field(default=parse_duration("7d"))
     """How long the artifact is not proposed again."""
 
@@ -215,23 +222,23 @@ class Rollout(PolicyModel):
     """How a swap spreads over servers."""
 
     canary: Canary = Canary()
-    """First servers, and first launches."""
+    """First servers, and first launches of a server."""
     shadow: Shadow = Shadow()
-    """Checks of launches."""
+    """Checks of launches against the incumbent."""
     waves: tuple[Percent, ...] = Field(default=("100%",), min_length=1)
-    """Rising shares, the last is 100%."""
+    """Rising shares of the servers; the last is 100%."""
     max_concurrent_swaps: int = Field(default=1, ge=1)
-    """Servers that are being swapped at one time."""
+    """Servers that may be swapped at the same time."""
     min_healthy_percent: int = Field(default=90, ge=0, le=100)
-    """Below it no further server is touched."""
+    """Share of healthy servers below which no further server is swapped."""
     min_interval: Duration = Field(default=parse_duration("10m"))
-    """Between two swaps of one target."""
+    """Shortest time between two swaps of one target."""
     analysis: Analysis = Analysis()
-    """How it is judged."""
+    """Metric checks during the rollout."""
     auto_rollback: AutoRollback = AutoRollback()
-    """Going back by itself."""
+    """Rollback without a person."""
     post_promotion_watch: Duration = Field(default=_DAY)
-    """How long the winner is watched after the last wave."""
+    """How long the swap is watched after the last wave."""
 
     @model_validator(mode="after")
     def _rising(self) -> Rollout:

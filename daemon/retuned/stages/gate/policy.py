@@ -1,10 +1,10 @@
-"""KernelTuningPolicy: what may be tried, what must be proven, who must agree, and when.
+"""KernelTuningPolicy: permitted experiments, required evidence and approvals, times of swaps.
 
 The same file is valid on one machine and in a cluster. The gate reads `selector`, `kernels`,
 `gpuModels`, `mode`, `validation.minSpeedup`, `validation.confidence`, `gates`, `windows` and
-`breakGlass`; the loop reads `experiments`, `capture`, `validation.endToEnd` and the quarantine (see
-`enforcement.limits_of`). The rest is for the operator of a cluster: one machine does not read it,
-and says so wherever it is written (`enforcement.NOT_ENFORCED` names each field and what holds).
+`breakGlass`. The loop reads `experiments`, `capture`, `validation.endToEnd` and the quarantine. The
+operator reads the rest. A single machine ignores it and warns about it (`enforcement.NOT_ENFORCED`
+lists each field and what applies instead).
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from retuned.stages.proposal import Risk
 
 
 class Mode(StrEnum):
-    """How far a policy lets Retuned go."""
+    """How far Retuned may go."""
 
     ENFORCE = "Enforce"
-    """Swaps happen once the gate is open."""
+    """Swaps happen once the gate approves."""
     DRY_RUN = "DryRun"
-    """Everything is judged and nothing is swapped."""
+    """Proposals are judged but never swapped."""
     OBSERVE_ONLY = "ObserveOnly"
-    """Measured and reported only."""
+    """Kernels are only measured and reported."""
 
 
 class Metadata(PolicyModel):
-    """Name of the policy, as Kubernetes writes it."""
+    """Name of the policy, as in Kubernetes."""
 
     name: str = Field(pattern=DNS)
     """Name, unique in its namespace."""
@@ -53,14 +53,14 @@ class Metadata(PolicyModel):
 
 
 class Selector(PolicyModel):
-    """Which servers the policy is for."""
+    """The servers that the policy applies to."""
 
     match_labels: dict[Label, str] = Field(default_factory=dict)
-    """Labels the target must carry; empty means every target."""
+    """Labels that the target must have; empty matches every target."""
 
 
 class Kernels(PolicyModel):
-    """Which kernels the policy is for."""
+    """The kernels that the policy applies to."""
 
     include: tuple[Glob, ...] = Field(default=("*",), min_length=1)
     """Patterns, at least one of which must match."""
@@ -69,7 +69,7 @@ class Kernels(PolicyModel):
 
 
 class Approver(PolicyModel):
-    """Somebody who may approve: a group or one user."""
+    """A group or one user that may approve."""
 
     group: Label | None = None
     """Name of a group."""
@@ -87,24 +87,26 @@ class Approver(PolicyModel):
 
 
 class Approvals(PolicyModel):
-    """Whose agreement a gate asks for."""
+    """The approvals that a gate requires."""
 
     required: int = Field(ge=0, le=16)
-    """Distinct people; 0 passes without a person, except generated source and high risk."""
+    """Distinct people.
+
+    With 0 a proposal passes without a person, except generated source and high risk."""
     from_: tuple[Approver, ...] = Field(
         default=(), validation_alias="from", serialization_alias="from"
     )
-    """Who may approve; empty means everybody."""
+    """Who may approve; empty allows every user."""
     distinct_groups: bool = False
     """Each approval must come from another entry of `from`."""
     exclude_requester: bool = True
-    """Who asked for the swap may not approve it."""
+    """Whether the requester of the swap may not approve it."""
     allow_service_accounts: bool = False
-    """Whether programs may approve."""
+    """Whether service accounts may approve."""
     ttl: PositiveDuration = Field(default=parse_duration("24h"))
-    """How long a proposal waits; then it is expired, never approved."""
+    """How long a proposal waits; after that it is expired, never approved."""
     require_comment: bool = False
-    """An approval without a comment does not count."""
+    """Whether an approval without a comment does not count."""
 
     @model_validator(mode="after")
     def _reachable(self) -> Approvals:
@@ -115,12 +117,12 @@ class Approvals(PolicyModel):
             only_users and len(users) < self.required
         )
         if short:
-            raise ValueError(f"{self.required} approvals can never come from this 'from'")
+            raise ValueError(f"{self.required} approvals are impossible with this 'from'")
         return self
 
 
 class GateCondition(PolicyModel):
-    """Which proposals a gate is for; what is not written matches everything."""
+    """The proposals that a gate applies to; an omitted field matches everything."""
 
     risk: Annotated[tuple[Risk, ...], Field(min_length=1)] | None = None
     """Risk classes."""
@@ -129,27 +131,27 @@ class GateCondition(PolicyModel):
 
 
 class Gate(PolicyModel):
-    """One way in; the first gate whose `when` matches decides."""
+    """Approval rules; the first gate whose `when` matches decides."""
 
     name: str = Field(pattern=DNS)
-    """Name, for people and dashboards."""
+    """Name of the gate."""
     when: GateCondition = GateCondition()
-    """Which proposals it is for."""
+    """The proposals that it applies to."""
     approvals: Approvals
-    """Whose agreement it asks for."""
+    """The approvals that it requires."""
 
 
 class BreakGlass(PolicyModel):
-    """One leader's decision in place of the quorum and of allow windows, never of a freeze."""
+    """One leader's decision instead of the quorum and of allow windows, never of a freeze."""
 
     enabled: bool = False
-    """Whether it exists."""
+    """Whether break-glass is allowed."""
     group: Label | None = None
-    """Who may."""
+    """Group whose members may use it."""
     require_comment: bool = True
-    """Without a comment it does not count."""
+    """Whether it needs a comment to count."""
     max_pods: int = Field(default=1, ge=1)
-    """Servers it may touch."""
+    """Servers that it may swap."""
 
     @model_validator(mode="after")
     def _has_group(self) -> BreakGlass:
@@ -159,39 +161,41 @@ class BreakGlass(PolicyModel):
 
 
 class PolicySpec(PolicyModel):
-    """What the policy says."""
+    """Rules of the policy."""
 
     priority: int = Field(default=0, ge=-1_000_000, le=1_000_000)
-    """The highest matching policy decides; with two of the same priority nothing moves."""
+    """The matching policy with the highest priority decides.
+
+    If two have the same priority, nothing is swapped."""
     mode: Mode
-    """How far it lets Retuned go."""
+    """How far Retuned may go."""
     selector: Selector = Selector()
-    """Servers."""
+    """Servers that the policy applies to."""
     kernels: Kernels = Kernels()
-    """Kernels."""
+    """Kernels that the policy applies to."""
     gpu_models: tuple[Label, ...] = ()
-    """Accelerators; empty means every one."""
+    """Accelerators that the policy applies to; empty matches every one."""
     experiments: Experiments = Experiments()
-    """What experiments may cost."""
+    """Limits of experiments."""
     validation: Validation = Validation()
-    """The floor."""
+    """The floor that no approval overrides."""
     capture: Capture = Capture()
-    """What may be taken of the server's inputs."""
+    """Samples of the server's inputs."""
     gates: tuple[Gate, ...] = ()
-    """Ways in, first match decides; none matching means that nothing passes."""
+    """Approval rules; the first match decides. If none matches, nothing passes."""
     rollout: Rollout = Rollout()
-    """How a swap spreads."""
+    """How a swap spreads over servers."""
     windows: tuple[Window, ...] = Field(default=(), max_length=64)
     """When swaps may start."""
     break_glass: BreakGlass = BreakGlass()
-    """The emergency way in."""
+    """Emergency approval."""
 
     @model_validator(mode="after")
     def _gate_names_differ(self) -> PolicySpec:
         names = [gate.name for gate in self.gates]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"two gates are called {', '.join(twice)}")
+            raise ValueError(f"two gates have the name {', '.join(twice)}")
         return self
 
 
@@ -205,7 +209,7 @@ _ADDED = (
     "validation.batchInvariance",
     "validation.endToEnd",
 )
-"""Fields that came when policies had been approved by already; whoever adds one adds it here."""
+"""Fields added after the first approvals of policies. Every later field must be added here."""
 _USUAL = {
     name: section.model_dump(mode="json", by_alias=True)
     for name, section in (
@@ -217,28 +221,27 @@ _USUAL = {
 
 
 class KernelTuningPolicy(PolicyModel):
-    """A gate policy."""
+    """Rules for experiments, validation, approval and rollout."""
 
     api_version: Literal["retuned.dev/v1alpha1"]
     """Version of this schema."""
     kind: Literal["KernelTuningPolicy"]
-    """What the file is."""
+    """Kind of the document."""
     metadata: Metadata
-    """Its name."""
+    """Name of the policy."""
     spec: PolicySpec
-    """What it says."""
+    """Rules of the policy."""
 
     @property
     def full_name(self) -> str:
-        """Namespace and name, as ``serving/prod-llm``."""
         return f"{self.metadata.namespace}/{self.metadata.name}"
 
     @property
     def digest(self) -> Digest:
-        """Content digest of the meaning: comments and defaults written out do not change it.
+        """Content digest of the meaning: comments and explicit defaults do not change it.
 
-        Approvals name it, so it must outlive an upgrade: what a later version can say besides is
-        part of it only where a policy says it.
+        Approvals name it, so it must stay the same across an upgrade. A field of a later version is
+        part of it only if a policy sets it.
         """
         body = self.model_dump(mode="json", by_alias=True)
         for path in _ADDED:

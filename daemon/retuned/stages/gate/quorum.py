@@ -1,4 +1,4 @@
-"""Whose approval counts, and whether there are enough."""
+"""Quorum: which approvals count, and whether they suffice."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ from retuned.stages.proposal import Proposal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quorum:
-    """How far the approvals reach."""
+    """The result of counting approvals."""
 
     counted: tuple[str, ...]
-    """Users that count, by time."""
+    """Users whose approval counts, by time."""
     missing: int
     """How many more are needed."""
     missing_from: tuple[str, ...]
-    """Who may give them; empty means anybody."""
+    """Who may give them; empty means any user."""
     ignored: tuple[Ignored, ...]
-    """Approvals that do not count."""
 
 
 def person(user: str) -> str:
-    """Fold a user name so that one person is one, however it is typed.
+    """Fold a user name so that all spellings of one person are equal.
 
     Examples
     --------
@@ -46,7 +45,7 @@ def is_program(user: str) -> bool:
 def unbound(
     decision: SwapDecision, *, proposal: Proposal, policy_digest: Digest | None, now: datetime
 ) -> IgnoredReason | None:
-    """Return why a decision is not about this proposal, artifact, policy and time, or None."""
+    """Return why a decision does not cover this proposal, artifact, policy and time, or None."""
     if decision.digest != proposal.artifact:
         return IgnoredReason.OTHER_DIGEST
     if decision.at < proposal.created_at:
@@ -72,9 +71,9 @@ def count(
     Parameters
     ----------
     decisions
-        All decisions about the proposal; only approvals are looked at.
+        All decisions about the proposal; only approvals count.
     required
-        Approvals that are needed; may be more than the gate says.
+        Approvals that are needed; may be more than the gate requires.
     """
     ignored: list[Ignored] = []
     good: dict[str, SwapDecision] = {}
@@ -113,7 +112,7 @@ def breaks_glass(
     policy_digest: Digest | None,
     now: datetime,
 ) -> tuple[str | None, tuple[Ignored, ...]]:
-    """Return the user whose break-glass counts, or None, and those that do not count."""
+    """Return the user whose break-glass counts, or None, and those whose does not."""
     ignored: list[Ignored] = []
     for decision in sorted(decisions, key=lambda d: (d.at, d.user)):
         if decision.decision is not DecisionKind.BREAK_GLASS:
@@ -154,7 +153,7 @@ def _is_one_of(decision: SwapDecision, entry: Approver) -> bool:
 
 
 def _taken(people: Sequence[SwapDecision], approvals: Approvals) -> Mapping[str, str]:
-    """Return which person fills which entry; without `distinctGroups` everybody counts."""
+    """Return which person fills which entry; without `distinctGroups` each approver counts."""
     if not approvals.distinct_groups:
         return {person(p.user): "" for p in people}
     filled: dict[str, SwapDecision] = {}
@@ -170,7 +169,7 @@ def _seat(
     entries: Sequence[Approver],
     seen: set[str],
 ) -> bool:
-    """Give someone an entry, moving others where they have a choice (augmenting path)."""
+    """Assign an approver to an entry, moving others that have a choice (augmenting path)."""
     for entry in entries:
         name = str(entry)
         if name in seen or not _is_one_of(someone, entry):

@@ -1,4 +1,4 @@
-"""What people and the gate say: decisions, freezes, and the gate's answer."""
+"""Decisions, freezes and gate decisions."""
 
 from __future__ import annotations
 
@@ -21,46 +21,42 @@ class DecisionKind(StrEnum):
 
 
 class SwapDecision(Record):
-    """One person's word on one proposal; written once, never changed."""
+    """One person's decision on one proposal; written once, never changed."""
 
     proposal: str = Field(min_length=1, max_length=256)
-    """Id of the proposal."""
     digest: Digest
-    """Artifact that the person saw; a word on another artifact counts for nothing."""
+    """Artifact that was shown; a decision about another artifact does not count."""
     decision: DecisionKind
-    """The word."""
     user: str = Field(min_length=1, max_length=256)
-    """Who, as the channel proved it."""
+    """User name as the channel authenticated it."""
     groups: tuple[str, ...] = ()
     """Groups of the user at that time."""
     comment: str = Field(default="", max_length=4000)
-    """Why."""
     channel: str = Field(default="cli", max_length=64)
-    """How it came: ``cli``, ``review-page``, ``kubectl``."""
+    """Where the decision was made: ``cli``, ``review-page``, ``kubectl``."""
     at: AwareDatetime
-    """When."""
     policy_digest: Digest | None = None
-    """Policy in force when it was given; an approval under another policy does not count."""
+    """Policy at that time; an approval under another policy does not count."""
 
     @property
     def id(self) -> str:
-        """Content digest; the same word twice is one record."""
+        """Content digest; the same decision twice is one record."""
         return digest_of(self.model_dump(mode="json"))
 
 
 class StopPolicy(StrEnum):
-    """What a freeze does to swaps that are under way."""
+    """What a freeze does to swaps in progress."""
 
     HOLD = "Hold"
-    """Nothing new starts."""
+    """No swap starts."""
     HOLD_AND_DRAIN = "HoldAndDrain"
-    """Nothing new starts; what is under way goes back."""
+    """No swap starts; swaps in progress are rolled back."""
     HOLD_AND_ROLLBACK = "HoldAndRollback"
-    """Everything goes back, promoted swaps too."""
+    """All swaps are rolled back, promoted ones too."""
 
 
 class FreezeScope(Record):
-    """What a freeze is for; empty lists mean everything."""
+    """What a freeze applies to; empty lists match everything."""
 
     targets: tuple[Glob, ...] = ()
     """Patterns over target names."""
@@ -68,7 +64,7 @@ class FreezeScope(Record):
     """Patterns over kernel names."""
 
     def covers(self, *, target: str, kernel: str) -> bool:
-        """Whether this target and kernel are frozen.
+        """Whether the freeze applies to this target and kernel.
 
         Examples
         --------
@@ -82,26 +78,23 @@ class FreezeScope(Record):
 
 
 class TuningFreeze(Record):
-    """A stop sign: while it stands nothing starts."""
+    """A stop for new swaps until it ends or is lifted."""
 
     id: str = Field(min_length=1, max_length=256)
-    """Name."""
     stop_policy: StopPolicy = StopPolicy.HOLD
-    """What becomes of swaps under way."""
+    """What happens to swaps in progress."""
     scope: FreezeScope = FreezeScope()
-    """What it is for."""
+    """What it applies to."""
     until: AwareDatetime | None = None
-    """When it ends by itself; None stands until it is lifted."""
+    """When it ends; None means when it is lifted."""
     reason: str = Field(default="", max_length=4000)
-    """Why."""
     user: str = Field(min_length=1, max_length=256)
-    """Who."""
+    """Who set it."""
     at: AwareDatetime
-    """When it was set."""
 
 
 class GateState(StrEnum):
-    """Where a proposal stands."""
+    """State of a proposal at the gate."""
 
     WAITING = "waiting"
     APPROVED = "approved"
@@ -154,41 +147,33 @@ class Ignored(Record):
     """A decision that does not count, and why."""
 
     user: str
-    """Whose."""
     reason: IgnoredReason
-    """Stable code."""
 
 
 class GateDecision(Record):
-    """The gate's answer at one moment."""
+    """The gate's decision at one moment."""
 
     proposal: str
-    """Id of the proposal."""
     digest: Digest
-    """Artifact it is about."""
     state: GateState
-    """Where the proposal stands; only ``approved`` may be swapped."""
+    """Only ``approved`` may be swapped."""
     reason: GateReason
-    """Stable code."""
     policy: str = ""
-    """Policy that decided, as ``namespace/name``; empty where none matched."""
+    """Policy that decided, as ``namespace/name``; empty if none matched."""
     policy_digest: Digest | None = None
     """Its digest; approvals name it."""
     gate: str = ""
-    """Gate within the policy; empty where none matched."""
+    """Gate within the policy; empty if none matched."""
     required: int = Field(default=0, ge=0)
-    """Approvals the gate asks for."""
+    """Approvals that the gate requires."""
     received: tuple[str, ...] = ()
-    """Users whose approval counts."""
     missing: int = Field(default=0, ge=0)
-    """Approvals still missing."""
     missing_from: tuple[str, ...] = ()
-    """Who may still give one, such as ``group sre-oncall``; empty means anybody."""
+    """Who may still give one, such as ``group sre-oncall``; empty means any user."""
     ignored: tuple[Ignored, ...] = ()
-    """Approvals that do not count."""
     next_change_at: AwareDatetime | None = None
-    """When time alone changes the answer: look again then."""
+    """When time alone changes the decision."""
     evaluated_at: AwareDatetime
     """Moment the answer is for."""
     detail: str = ""
-    """The rest, for people."""
+    """Further explanation."""

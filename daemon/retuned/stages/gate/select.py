@@ -1,4 +1,4 @@
-"""Which policy decides about a proposal."""
+"""The selection of the policy that decides about a proposal."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ GPU_MODEL_LABEL = "retuned.dev/gpu-model"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyChoice:
-    """Which policy decides, or why none does."""
+    """The policy that decides, or why none does."""
 
     policy: KernelTuningPolicy | None
-    """The one; None means that nothing moves."""
+    """None means that nothing is swapped."""
     reason: GateReason | None = None
-    """``no-policy`` or ``policy-tie``; None where there is one."""
+    """``no-policy`` or ``policy-tie``; None if a policy was selected."""
     matching: tuple[str, ...] = ()
     """Names of all that match, by falling priority."""
 
@@ -35,16 +35,16 @@ class PolicyChoice:
 def select_policy(
     policies: Sequence[KernelTuningPolicy], proposal: Proposal, *, labels: Mapping[str, str]
 ) -> PolicyChoice:
-    """Pick the policy that decides about a proposal, see `policy_for`."""
+    """Select the policy that decides about a proposal, see `policy_for`."""
     return policy_for(policies, proposal.definition, labels=labels)
 
 
 def policy_for(
     policies: Sequence[KernelTuningPolicy], kernel: str, *, labels: Mapping[str, str]
 ) -> PolicyChoice:
-    """Pick the matching policy of highest priority.
+    """Select the matching policy of highest priority.
 
-    A tie at the top is nobody's decision and no match is no permission: both wait.
+    A tie at the top and a missing match both wait: neither is a permission.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Values that policies are written with: durations, quantities, percentages; and a base model."""
+"""Value types of policies: durations, quantities, percentages; and a base model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic.alias_generators import to_camel
 from retuned.contract import Record
 
 LONGEST = timedelta(days=366)
-"""No duration in a policy is longer; a longer one is a slip of the pen."""
+"""Longest duration in a policy; a longer one is a typing error."""
 
 DNS = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
 """Names that Kubernetes accepts."""
@@ -33,7 +33,7 @@ _FACTORS = {
 
 
 class PolicyModel(Record):
-    """Part of a policy: camelCase in YAML, snake_case in Python, nothing unknown, no infinities."""
+    """Part of a policy: camelCase in YAML, snake_case in Python, finite numbers only."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -44,12 +44,12 @@ class PolicyModel(Record):
 
 
 def parse_duration(value: object) -> timedelta:
-    """Read ``30m``, ``1h30m`` or ``7d``.
+    """Parse ``30m``, ``1h30m`` or ``7d``.
 
     Raises
     ------
     ValueError
-        If it is no duration, negative, or longer than `LONGEST`.
+        If it is not a duration, is negative, or is longer than `LONGEST`.
 
     Examples
     --------
@@ -72,7 +72,7 @@ def parse_duration(value: object) -> timedelta:
 
 
 def format_duration(span: timedelta) -> str:
-    """Write a duration the way it is read.
+    """Format a duration as `parse_duration` accepts it.
 
     Examples
     --------
@@ -88,12 +88,12 @@ def format_duration(span: timedelta) -> str:
 
 
 def parse_quantity(value: object) -> object:
-    """Read bytes written as ``512Mi`` or ``1G``; a bare number is bytes.
+    """Parse bytes written as ``512Mi`` or ``1G``; a bare number is bytes.
 
     Raises
     ------
     ValueError
-        If the text is no quantity.
+        If the text is not a quantity.
 
     Examples
     --------
@@ -133,7 +133,7 @@ PositiveDuration = Annotated[
     PlainSerializer(format_duration),
     _DURATION_SCHEMA,
 ]
-"""A duration longer than nothing."""
+"""A duration above 0 s."""
 
 Bytes = Annotated[
     int,
@@ -148,7 +148,7 @@ Percent = Annotated[str, Field(pattern=r"^(100|[1-9][0-9]?)%$")]
 """``1%`` to ``100%``."""
 
 Glob = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f]+$")]
-"""Pattern with ``*``, ``?`` and ``[...]``, matched in upper and lower case as written."""
+"""Case-sensitive pattern with ``*``, ``?`` and ``[...]``."""
 
 Label = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[^\x00-\x1f]+$")]
 """Short text without control characters."""

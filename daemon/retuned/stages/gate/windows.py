@@ -1,8 +1,8 @@
-"""When swaps may start: allow and deny windows with Argo CD's meaning, on cron and time zones.
+"""Maintenance windows: allow and deny windows as in Argo CD, on cron and time zones.
 
-No window at all: always. Any allow window: only inside one. A deny window beats every allow.
-Starts are local times (cron as Debian reads it); durations are elapsed time, so that a window of
-eight hours lasts eight hours on the day the clocks change too.
+Without windows swaps may start always. With allow windows they may start only inside one. A deny
+window overrides every allow window. Starts are local times (cron as on Debian). Durations are
+elapsed time, so that a window of eight hours lasts eight hours also on the day the clocks change.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ _FIELDS = (
 )
 
 _FOLD = timedelta(hours=3)
-"""Clocks never change by more. Near a change cron is asked this much beside the moment, and the
-answer is filtered by UTC: cron cannot tell the two 02:30 of an autumn night apart."""
+"""Largest change of clocks. Near a change cron is evaluated this much around the moment.
+
+The result is filtered by UTC: cron cannot distinguish the two 02:30 of an autumn night."""
 _MOST_STEPS = 200
-"""Boundaries looked at for the next change; past that none is foreseen."""
+"""Boundaries examined for the next change; beyond that none is predicted."""
 _HORIZON = timedelta(days=800)
 
 
@@ -50,24 +51,24 @@ class WindowKind(StrEnum):
 
 
 class Overrun(StrEnum):
-    """What becomes of a swap under way when its window closes."""
+    """What happens to a swap in progress when its window closes."""
 
     FINISH = "Finish"
     """It may finish."""
     STOP = "Stop"
-    """It goes back."""
+    """It is rolled back."""
 
 
 def check_schedule(schedule: str) -> str:
     """Return the schedule if it is five fields of cron with weekdays by name, and ever fires.
 
-    Weekday numbers are refused: schedulers disagree on which day is 0, and a Friday freeze then
-    lands on Saturday.
+    Weekday numbers are refused: schedulers disagree on which day is 0, and a Friday freeze would
+    then be on Saturday.
 
     Raises
     ------
     ValueError
-        With the field that is wrong and what is accepted.
+        Names the wrong field and what is accepted.
 
     Examples
     --------
@@ -106,9 +107,9 @@ class Window(PolicyModel):
     time_zone: str = Field(default="UTC", max_length=64)
     """IANA name, such as ``Europe/Berlin``."""
     overrun: Overrun = Overrun.STOP
-    """What becomes of a swap under way at the end of an allow or the start of a deny."""
+    """What happens to a swap in progress at the end of an allow or the start of a deny window."""
     description: str = Field(default="", max_length=500)
-    """For people."""
+    """Free text."""
 
     @field_validator("schedule")
     @classmethod
@@ -155,34 +156,26 @@ class Window(PolicyModel):
         return last + self.duration
 
     def next_start(self, now: datetime) -> datetime | None:
-        """Return the first start after `now`; None where there is none in decades."""
+        """Return the first start after `now`; None if there is none in decades."""
         return next(self.starts(now, back=False), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowState:
-    """What the windows say at one moment."""
+    """State of the windows at one moment."""
 
     allowed: bool
     """Whether a swap may start."""
     denied: bool
-    """Whether an open deny window is why it may not."""
+    """Whether an open deny window is the reason that it may not."""
     why: str
-    """The windows that decide, for people; empty where none is written."""
+    """The windows that decide; empty if the policy has none."""
     next_change_at: datetime | None
-    """When `allowed` changes next; None where no change is foreseen."""
+    """When `allowed` changes next; None if no change is predicted."""
 
 
 def judge_windows(windows: Sequence[Window], *, now: datetime) -> WindowState:
-    """Say whether a swap may start now, and when that changes.
-
-    Parameters
-    ----------
-    windows
-        All windows of one policy; order has no meaning.
-    now
-        Moment to judge, with a zone.
-    """
+    """Decide whether a swap may start now, and when that changes."""
     denies = [w for w in windows if w.kind is WindowKind.DENY and w.open_until(now)]
     allows = [w for w in windows if w.kind is WindowKind.ALLOW]
     named = denies or allows
@@ -195,10 +188,10 @@ def judge_windows(windows: Sequence[Window], *, now: datetime) -> WindowState:
 
 
 def may_finish(windows: Sequence[Window], *, started: datetime, now: datetime) -> bool:
-    """Say whether a swap begun at `started` may go on: a closed window must let it overrun.
+    """Whether a swap begun at `started` may continue.
 
-    Every deny window open now, and every allow window that was open at the start and is closed
-    now, must say ``overrun: Finish``.
+    Every deny window open now, and every allow window that was open at the start and is closed now,
+    must have ``overrun: Finish``.
     """
     if _allowed(windows, now):
         return True
@@ -239,7 +232,7 @@ def _next_change(windows: Sequence[Window], now: datetime) -> datetime | None:
 def _unchanged_until(
     denies: Sequence[Window], allows: Sequence[Window], now: datetime
 ) -> datetime | None:
-    """Return the first moment at which the answer may differ from the one at `now`."""
+    """Return the first moment at which the state may differ from the one at `now`."""
     shut = [end for w in denies if (end := w.open_until(now))]
     if shut:
         return max(shut)

@@ -1,8 +1,7 @@
 """Stage 4, hypothesis: which kernels at which shapes are worth an experiment, and why. Pure.
 
-``records``: what a belief is. ``believing``: from a drift report to beliefs. ``refining``: what an
-experiment teaches. ``lessons``: what reasons of failure mean for the next try. ``stopping``: when
-the next try no longer pays.
+``hypothesize`` turns a drift report into hypotheses. ``refine`` learns from experiments and decides
+when another attempt no longer pays. ``records`` defines a hypothesis.
 """
 
 from retuned.stages.hypothesis.hypothesize import hypothesize, unseen

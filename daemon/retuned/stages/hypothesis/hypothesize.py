@@ -1,7 +1,4 @@
-"""From a drift report to beliefs that are worth an experiment.
-
-Shapes that slots counted and no trace saw: rare ones are not forgotten. Pure.
-"""
+"""Hypotheses from a drift report, rare shapes that only slots counted included. Pure."""
 
 from __future__ import annotations
 
@@ -32,29 +29,29 @@ def hypothesize(
     observed_ns: int = 0,
     settings: HypothesisSettings | None = None,
 ) -> tuple[Hypothesis, ...]:
-    """Turn a drift report that asks for it into beliefs worth an experiment, most saving first.
+    """Turn a ``retune`` report into hypotheses that are worth an experiment, most saving first.
 
     Parameters
     ----------
     shapes
-        Per definition, what the present window spent on each shape.
+        Per definition, the cost of each shape in the present window.
     report
         The drift report; only ``retune`` leads to hypotheses.
     total_gpu_time_ns
-        Of the whole window, so that shares are of everything.
+        Of the whole window, so that shares refer to all kernels.
     priors
         Gain that earlier experiments found per definition; better than a roofline.
     known
-        Ids of hypotheses that exist: the same belief is never paid twice.
+        Ids of existing hypotheses, which are not made again.
     start
         Structures to try first per definition, such as the audited one in production, where other
-        parameters are the smallest change; all of them where a definition is not named.
+        parameters are the smallest change. An unnamed definition tries all.
     worlds
         Per definition, the digest of the variant in production and of the environment.
     observed_ns
-        Length of the window, so that savings can be told in seconds; 0 means always busy.
+        Length of the window, to express savings in seconds; 0 means always busy.
     settings
-        How gains are guessed.
+        How gains are estimated.
 
     Raises
     ------
@@ -114,7 +111,7 @@ def _believe(
         "expected_gain_ratio": gain,
         "expected_saving": saving,
         "because": f"{definition} takes {share:.1%} of kernel time at {where}; "
-        f"{_source(costs, prior)} let expect {gain:.2f}x, {saving:.1%} of kernel time "
+        f"{_source(costs, prior)} suggest {gain:.2f}x, {saving:.1%} of kernel time "
         f"({report.sentence})",
         "structures": structures,
         "world": world,
@@ -139,12 +136,12 @@ def _source(costs: Sequence[ShapeCost], prior: float | None) -> str:
 
 
 def _has_floor(cost: ShapeCost) -> bool:
-    """Whether a roofline is known; one that launches beat was guessed too high."""
+    """Whether a roofline is known; one that launches beat was estimated too high."""
     return 0 < cost.floor_ns <= cost.median_ns
 
 
 LEAST = 8
-"""Launches of a shape that no trace saw, below which nothing is believed of it."""
+"""Fewest launches of a shape without a trace for which a cost is estimated."""
 
 
 def unseen(
@@ -156,8 +153,8 @@ def unseen(
 ) -> list[ShapeCost]:
     """Return shapes that were counted but in no trace, timed by the roofline's proportions.
 
-    The nearest shape that was timed lends its time: a guess, good enough to say which shapes an
-    experiment should measure. Where no roofline is known the nearest lengths do.
+    The nearest timed shape provides the time. This estimate suffices to choose the shapes that an
+    experiment measures. Without a roofline, the nearest lengths decide.
 
     Parameters
     ----------
@@ -166,9 +163,9 @@ def unseen(
     counts
         Launches of that definition by lengths, see `retuned.stages.profile.Counts`.
     floor_ns
-        Roofline of a shape; 0 where nobody knows it.
+        Roofline of a shape; 0 if unknown.
     overhead_ns
-        What a launch takes besides.
+        Time of a launch besides the kernel.
 
     Examples
     --------

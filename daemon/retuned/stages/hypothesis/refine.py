@@ -1,8 +1,7 @@
-"""What an experiment teaches: about its own belief, and about others of the family.
+"""Refinement of hypotheses: what an experiment teaches, and when another attempt does not pay.
 
-What the reasons of failed candidates say about what to try next.
-
-When trying again no longer pays: expected saving against expected cost, in seconds.
+The reasons of failed candidates suggest the next attempt. Expected saving and expected cost, both
+in seconds, decide whether it pays. A result also changes hypotheses of the same kernel family.
 """
 
 from __future__ import annotations
@@ -29,30 +28,30 @@ WRONG = frozenset(
         "row-dependent",
     }
 )
-"""The candidate computes or claims something that is not so."""
+"""The candidate computes a wrong result or makes a false claim."""
 REFUSED = frozenset({"contract-violated", "compile-failed", "binary-audit-failed"})
-"""It could not be built."""
+"""It could not be compiled."""
 STARVED = frozenset({"over-limit", "out-of-memory"})
-"""It wants more registers, shared memory or workspace than there is."""
+"""It needs more registers, shared memory or workspace than there is."""
 STUCK = frozenset({"timed-out"})
-"""It did not end: nobody knows whether it is right, and that says nothing about its speed."""
+"""It did not end: its correctness and its speed are unknown."""
 SLOW = frozenset({"slower", "lost-search"})
-"""It is right, and not the fastest."""
+"""It is correct, and not the fastest."""
 UNCLEAR = frozenset({"not-faster-enough", "within-noise", "too-few-samples"})
-"""It is right, and about as fast as the incumbent as far as could be seen."""
+"""It is correct, and within the noise as fast as the incumbent."""
 
 
 class Lesson(StrEnum):
-    """What follows for the next try."""
+    """What follows for the next attempt."""
 
     OTHER_STRUCTURE = "other-structure"
-    """The algorithm is wrong, does not end or cannot be built here: another one."""
+    """The algorithm is wrong, does not end or cannot be compiled here: try another one."""
     SMALLER_TILES = "smaller-tiles"
-    """The algorithm may be right, and holds too much at a time."""
+    """The algorithm may be correct, but needs too much memory at a time."""
     OTHER_PARAMETERS = "other-parameters"
-    """The algorithm works; other parameters of it, or others beside it."""
+    """The algorithm works: try other parameters of it, or further algorithms."""
     NOTHING_LEFT = "nothing-left"
-    """Nothing that was tried comes near: what is left to gain is small."""
+    """No candidate comes near: the remaining gain is small."""
 
 
 def lesson_of(reasons: Mapping[str, int]) -> Lesson:
@@ -61,7 +60,7 @@ def lesson_of(reasons: Mapping[str, int]) -> Lesson:
     Parameters
     ----------
     reasons
-        How many candidates ended with each reason code; codes that are not known teach nothing.
+        How many candidates ended with each reason code; unknown codes teach nothing.
 
     Examples
     --------
@@ -94,14 +93,14 @@ def lesson_of(reasons: Mapping[str, int]) -> Lesson:
 
 
 def hopeless(outcomes: Mapping[str, Mapping[str, int]], *, least: int = 2) -> tuple[str, ...]:
-    """Return structures of which nothing worked, sorted by name.
+    """Return structures without any working candidate, sorted by name.
 
     Parameters
     ----------
     outcomes
         Per structure, how many candidates ended with each reason code.
     least
-        Fewer candidates than this say nothing about a structure.
+        Candidates that a structure needs for a conclusion.
 
     Examples
     --------
@@ -128,35 +127,33 @@ def tally(reasons: Sequence[str]) -> dict[str, int]:
 
 
 class StopReason(StrEnum):
-    """Why a belief is not tested again; stable codes."""
+    """Why a hypothesis is not tested again; stable codes."""
 
     ATTEMPTS_SPENT = "attempts-spent"
-    """It was tried as often as the settings allow."""
+    """All attempts that the settings allow were made."""
     SAVING_TOO_SMALL = "saving-too-small"
-    """What is still believed is below the least share that a person wants to hear of."""
+    """The remaining expected saving is below `min_saving`."""
     COSTS_MORE = "costs-more-than-it-saves"
-    """Another try costs more device time than it can be expected to save."""
+    """Another attempt costs more device time than its expected saving."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What another try is expected to cost and to save."""
+    """Expected cost and saving of another attempt."""
 
     chance: float
-    """That the try succeeds."""
+    """Probability that the attempt succeeds."""
     saved_s: float
     """Device seconds that are saved within the horizon, if it succeeds."""
     cost_s: float
-    """Device seconds that the try costs, weighed against seconds of serving."""
+    """Device seconds of the attempt, weighted against seconds of serving."""
 
     @property
     def pays(self) -> bool:
-        """Whether the expected saving is above the cost."""
         return self.chance * self.saved_s > self.cost_s
 
     @property
     def sentence(self) -> str:
-        """The numbers, for a person."""
         return (
             f"another try costs {self.cost_s:.0f} s of device time and, at a chance of "
             f"{self.chance:.0%}, is expected to save {self.chance * self.saved_s:.0f} s"
@@ -171,10 +168,10 @@ def outlook(
     cost_s: float,
     settings: HypothesisSettings,
 ) -> Outlook:
-    """Weigh another try.
+    """Estimate cost and saving of another attempt.
 
     Formula: ``saved = saving * busy * devices * horizon``. The chance is Laplace's rule of
-    succession for a belief that failed ``k`` times, ``1 / (k + 2)``.
+    succession for a hypothesis that failed ``k`` times, ``1 / (k + 2)``.
 
     Parameters
     ----------
@@ -183,9 +180,9 @@ def outlook(
     failures
         Attempts that failed.
     busy_ratio
-        Share of the time that a device computes at all.
+        Share of the time in which a device computes.
     cost_s
-        What a try costs, seconds of one device; 0 takes the settings' guess.
+        Cost of an attempt, seconds of one device; 0 takes the settings' estimate.
     settings
         Horizon, devices and weights.
 
@@ -206,16 +203,16 @@ def outlook(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refinement:
-    """The answer to a failed attempt: another belief, or the reason why there is none."""
+    """What follows a failed attempt: a refined hypothesis, or the reason to stop."""
 
     hypothesis: Hypothesis | None
-    """What is believed now; None where trying again does not pay."""
+    """The refined hypothesis; None if another attempt does not pay."""
     stop: StopReason | None
-    """Why it ends; None where it goes on."""
+    """Why testing ends; None if it continues."""
     outlook: Outlook | None
-    """The weighing; None where it did not come so far."""
+    """The estimate; None if an earlier check ended it."""
     sentence: str
-    """Why, with the numbers, for a person."""
+    """Why, with the numbers."""
 
 
 def refine(
@@ -226,9 +223,9 @@ def refine(
     shapes: Sequence[Workload] = (),
     settings: HypothesisSettings | None = None,
 ) -> Hypothesis | None:
-    """Believe less and look elsewhere after a failed attempt; None where trying again does not pay.
+    """Refine a hypothesis after a failed attempt; None if another attempt does not pay.
 
-    See `consider`, which also says why it ends.
+    See `consider`, which also returns why it ends.
     """
     return consider(
         hypothesis, attempt, structures=structures, shapes=shapes, settings=settings
@@ -243,20 +240,20 @@ def consider(
     shapes: Sequence[Workload] = (),
     settings: HypothesisSettings | None = None,
 ) -> Refinement:
-    """Answer a failed attempt: where to look next, or why to stop.
+    """Decide after a failed attempt where to search next, or why to stop.
 
     Parameters
     ----------
     hypothesis
-        What was believed.
+        The hypothesis that was tested.
     attempt
-        What the experiment taught: structures of which nothing worked are dropped, and so are
+        Result of the experiment. Structures without a working candidate are dropped, and so are
         shapes at which every finalist lost.
     structures
-        Source structures of the definition; those named in the hypothesis are dropped, because they
-        were tried. Empty, or nothing left: all are tried again with other parameters, once.
+        Source structures of the definition. Those named in the hypothesis were tried and are
+        dropped. If none remain, all are tried once more with other parameters.
     shapes
-        Keep only these shapes, where some were found hopeless; empty keeps all.
+        Keep only these shapes if some were lost; empty keeps all.
     settings
         When to stop.
     """
@@ -339,8 +336,8 @@ def _kept(
 ) -> tuple[Workload, ...]:
     """Return the shapes without those at which every finalist lost; empty if none is left out.
 
-    A guard is a box. A lost shape that lies between others stays: left out of the experiment, it
-    would be served by a winner that nobody measured there.
+    A guard is a box. A lost shape that lies between others stays: without it, a winner that was
+    never measured there would serve it.
     """
     lost = [workload.axes for workload in attempt.lost]
     known = tuple(shapes or hypothesis.workloads)
@@ -364,7 +361,7 @@ def _between(axes: Mapping[str, int], others: Sequence[Mapping[str, int]]) -> bo
 
 
 def _left(hypothesis: Hypothesis, attempt: Attempt, structures: Sequence[str]) -> tuple[str, ...]:
-    """Return the structures to look at: not those tried, nor those of which nothing worked."""
+    """Return the structures that remain: neither tried nor without a working candidate."""
     left = tuple(
         name
         for name in structures
@@ -374,12 +371,12 @@ def _left(hypothesis: Hypothesis, attempt: Attempt, structures: Sequence[str]) -
 
 
 def learn_from(hypothesis: Hypothesis, *, structure: str, gain: float, source: str) -> Hypothesis:
-    """Believe of a kernel what was proven of another of its family, and start there.
+    """Apply a proven win to another kernel of its family, and start with its structure.
 
     Parameters
     ----------
     hypothesis
-        Untested belief.
+        Untested hypothesis.
     structure
         Source structure that won.
     gain
@@ -401,16 +398,16 @@ def learn_from(hypothesis: Hypothesis, *, structure: str, gain: float, source: s
 
 
 def look_elsewhere(hypothesis: Hypothesis, *, structures: Sequence[str], source: str) -> Hypothesis:
-    """Start a belief where another kernel of its family, on which the same try failed, looks next.
+    """Start with the structures that remain after the same attempt failed on a related kernel.
 
     Parameters
     ----------
     hypothesis
-        Untested belief.
+        Untested hypothesis.
     structures
-        Source structures that are left.
+        Source structures that remain.
     source
-        Definition on which the try failed.
+        Definition on which the attempt failed.
     """
     return named(
         {

@@ -1,10 +1,9 @@
 """Stage 2, profile: the workload as a GPU-time-weighted histogram over signatures.
 
-Reads stage 1's launches, feeds drift. Pure: windows are given, never read off a clock.
+It consumes stage 1's launches and feeds drift. Pure: windows are given, never read from a clock.
 
-``records``: what a profile is. ``folding``: launches to a profile. ``merging``: profiles to one,
-and which duration mode of one window is which of another. ``counting``: sampled launches to counted
-ones.
+``builder`` folds launches into a profile and merges profiles. ``counts`` replaces sampled launches
+by counted ones. ``records`` defines a profile.
 """
 
 from retuned.stages.profile.builder import ProfileBuilder, aligned, fold, merge

@@ -1,6 +1,6 @@
-"""Launches to a profile, one by one and in bounded memory.
+"""Profiles from launches, one by one in bounded memory, and profiles merged into one.
 
-Profiles to one, and which duration mode of one window is which of another.
+Merging also matches the duration modes of one window with those of another.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from retuned.stages.trace import LaunchRecord, ShapeSource
 from retuned.stats import DurationSketch
 
 NAME_MAX = 1024
-"""Characters of a kernel name that count; longer ones come from strangers."""
+"""Characters of a kernel name that count; longer names are untrusted input."""
 _TENSORS_MAX = 16
 _RANK_MAX = 8
 _RANK = {source: rank for rank, source in enumerate(ShapeSource)}
@@ -32,7 +32,7 @@ _NO_GEOMETRY: _Three = (0, 0, 0)
 
 
 class _Cell(DurationSketch):
-    """What the folder keeps of one signature or geometry."""
+    """Sums of one signature or geometry."""
 
     __slots__ = ("confidence", "credit", "key", "rank", "source")
 
@@ -65,10 +65,10 @@ class _Cell(DurationSketch):
 class ProfileBuilder:
     """Folds launches one by one into a profile, in bounded memory.
 
-    Up to twice ``max_signatures`` (the cap) are counted exactly. When full, the (cap + 1)-th
-    largest credit is taken off all credits, and signatures without credit are folded into
-    ``(other)``. So whatever holds more than 1/cap of the GPU time is kept and misses at most 1/cap
-    of the GPU time (Misra & Gries 1982, in batches as Anderson et al., IMC 2017).
+    Up to twice ``max_signatures`` (the cap) are counted exactly. If full, the (cap + 1)-th largest
+    credit is subtracted from all credits, and signatures without credit are folded into
+    ``(other)``. So every signature above 1/cap of the GPU time is kept and misses at most 1/cap of
+    the GPU time (Misra & Gries 1982, in batches as Anderson et al., IMC 2017).
 
     Examples
     --------
@@ -113,7 +113,7 @@ class ProfileBuilder:
             raise ValueError(text) from None
 
     def _find(self, launch: LaunchRecord, raw: _Raw) -> _Cell:
-        """Cell of a launch whose exact shape is not remembered; makes room where needed."""
+        """Return the cell of a launch with a new exact shape; make room if necessary."""
         cap = self._settings.max_signatures
         key = _key(launch, self._settings)
         cell = self._cells.get(key)
@@ -138,11 +138,11 @@ class ProfileBuilder:
     def profile(
         self, *, window_start_ns: int, window_ns: int, observed_ns: int, environment: str = ""
     ) -> WorkloadProfile:
-        """Return what was added so far; adding may go on."""
+        """Return the profile so far; more launches may be added afterwards."""
         stats = [
             stat
             for cell in self._cells.values()
-            if cell.count  # a refused launch may have made an empty one
+            if cell.count  # a refused launch may have left an empty cell
             for stat in _stats(cell, self._settings)
         ]
         if self._other.count:
@@ -173,7 +173,7 @@ def _key(launch: LaunchRecord, settings: ProfileSettings) -> _Key:
 
 
 def _stats(cell: _Cell, settings: ProfileSettings) -> list[SignatureStat]:
-    """One stat, or one per duration mode where dims are unknown."""
+    """Return one stat, or one per duration mode if dims are unknown."""
     modes: tuple[DurationSketch, ...] = (cell,)
     if not cell.key[3] and cell.count >= 2 * settings.mode_launches:
         modes = cell.clusters(
@@ -182,7 +182,7 @@ def _stats(cell: _Cell, settings: ProfileSettings) -> list[SignatureStat]:
             clusters_max=settings.modes_max,
         )
     rest = cell.total - sum(mode.total for mode in modes)
-    modes[-1].total += rest  # the parts' sums are read off bins: the whole stays exact
+    modes[-1].total += rest  # bins give the parts' sums; the total stays exact
     return [_stat(cell.signature(number), mode, cell) for number, mode in enumerate(modes)]
 
 
@@ -237,12 +237,12 @@ def aligned(
     *,
     gap_ratio: float,
 ) -> list[SignatureStat]:
-    """Give every duration mode the number under which it is known.
+    """Give every duration mode its known number.
 
     A window numbers its modes from the shortest; a window without the short ones would otherwise
-    call the long one 0. Modes of one geometry are matched by median, nearest on the log scale and
-    within `gap_ratio`; what matches nothing known gets the next free number. Signatures with dims
-    have no modes and stay.
+    number the long one 0. Modes of one geometry are matched by median, nearest on the log scale and
+    within `gap_ratio`; an unmatched mode gets the next free number. Signatures with dims have no
+    modes and stay unchanged.
 
     Parameters
     ----------
@@ -286,9 +286,9 @@ def merge(
     """Merge windows of one server into one, such as six of ten minutes into an hour.
 
     Launches, times and observed time add up. The median becomes the median of the windows' medians,
-    weighted by launches: right when windows agree, and between the windows' when not. The result
-    spans from the first start to the last end, has an environment only if all agree on it, and is
-    counted only if all are.
+    weighted by launches: right if windows agree, and between the windows' medians if not. The
+    result spans from the first start to the last end. It has an environment only if all agree on
+    it, and is counted only if all are.
 
     Raises
     ------

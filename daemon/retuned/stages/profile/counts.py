@@ -1,4 +1,4 @@
-"""Counts from the server's slots, times from its traces."""
+"""Launch counts from the server's slots, combined with times from its traces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Counts = Mapping[str, Mapping[str, int]]
 
 
 def together(windows: Iterable[Counts]) -> dict[str, dict[str, int]]:
-    """Add up what was counted in several windows.
+    """Add up the counts of several windows.
 
     Examples
     --------
@@ -27,7 +27,7 @@ def together(windows: Iterable[Counts]) -> dict[str, dict[str, int]]:
 
 
 def key_of(lengths: Iterable[int]) -> str:
-    """Return lengths as they are written in counts.
+    """Return lengths as counts spell them.
 
     Examples
     --------
@@ -38,18 +38,18 @@ def key_of(lengths: Iterable[int]) -> str:
 
 
 def recount(profile: WorkloadProfile, counted: Mapping[Signature, int]) -> WorkloadProfile:
-    """Replace sampled launches by counted ones; what nobody counts is scaled by the same rate.
+    """Replace sampled launches by counted ones; uncounted signatures are scaled by the same rate.
 
-    A trace sees a few of a window's steps and times them well; slots count every launch and time
-    none. A window whose counters say less than its trace is left as it is: the counters are of
-    another moment then, such as after a restart of the server.
+    A trace contains a few of a window's steps with good times; slots count every launch and time
+    none. If the counters are below the trace, the window stays unchanged: the counters then
+    describe another moment, such as after a restart of the server.
 
     Parameters
     ----------
     profile
         One window, sampled.
     counted
-        Launches in the whole window of those signatures that are slots.
+        Launches in the whole window of the signatures that are slots.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What a profile is, and how a dim becomes a bucket."""
+"""Profiles and their signatures, and how a dim becomes a bucket."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ class ProfileSettings(Record):
     max_signatures: int = Field(default=4096, ge=1)
     """Signatures kept exactly; every one above 1/max_signatures of the GPU time is among them."""
     mode_gap_ratio: float = Field(default=1.4, gt=1.0)
-    """Durations at one geometry are two modes where none lies for this factor. On MI300X traces two
-    K at one geometry left gaps of 2.1 and 3.0; 1.4 is a choice below them, not a measured bound."""
+    """Durations at one geometry are two modes if none lies between for this factor.
+
+    On MI300X traces two K at one geometry left gaps of 2.1 and 3.0; 1.4 is a choice below them, not
+    a measured bound."""
     mode_launches: int = Field(default=8, ge=1)
     """Fewest launches of a mode; fewer are outliers of the next one."""
     modes_max: int = Field(default=4, ge=1)
@@ -33,10 +35,9 @@ class ProfileSettings(Record):
 
 
 class Signature(Record):
-    """The drift key. Geometry alone is no shape: without dims the duration mode belongs to it."""
+    """Key of launches that count as one. Without dims, geometry and duration mode identify it."""
 
     kernel: str
-    """Normalised kernel name."""
     dtypes: tuple[str, ...] = ()
     """Element types of the inputs; empty where unknown."""
     layout: str = ""
@@ -48,19 +49,18 @@ class Signature(Record):
     threads: tuple[int, int, int] = (0, 0, 0)
     """Work-group size; zeros where dims are known."""
     mode: int = 0
-    """Which cluster of durations at this geometry: in one window from 0 for the shortest; across
-    windows a cluster keeps the number it was first known by. 0 where dims are known."""
+    """Number of the duration cluster at this geometry; 0 where dims are known.
+
+    In one window it counts from the shortest; across windows a cluster keeps its first number."""
 
 
 class SignatureStat(Record):
-    """What a window saw of one signature."""
+    """Launches and times of one signature in a window."""
 
     signature: Signature
-    """The key."""
     launches: int = Field(ge=0)
-    """Number of launches; estimated where the source sampled."""
+    """Estimated if the source sampled."""
     gpu_time_ns: int = Field(ge=0)
-    """Sum of durations."""
     median_ns: int = Field(ge=0)
     """Median duration of one launch."""
     shape_source: ShapeSource = ShapeSource.NONE
@@ -70,14 +70,12 @@ class SignatureStat(Record):
 
 
 class WorkloadProfile(Record):
-    """One window of the workload."""
-
     window_start_ns: int
-    """Start of the window; clock of the observer."""
+    """Clock of the observer."""
     window_ns: int = Field(ge=0)
     """Length of the window."""
     observed_ns: int = Field(ge=0)
-    """Time inside the window that was really traced; launches per second divide by this."""
+    """Traced time inside the window; launches per second divide by this."""
     stats: tuple[SignatureStat, ...]
     """By falling GPU time; the tail beyond the cap is folded into kernel ``(other)``."""
     environment: str = ""
@@ -87,12 +85,10 @@ class WorkloadProfile(Record):
 
     @property
     def gpu_time_ns(self) -> int:
-        """Sum over all signatures."""
         return sum(stat.gpu_time_ns for stat in self.stats)
 
     @property
     def launches(self) -> int:
-        """Sum over all signatures."""
         return sum(stat.launches for stat in self.stats)
 
 
@@ -113,7 +109,7 @@ def bucket(length: int, settings: ProfileSettings) -> int:
 
 
 def bucket_low(length: int, settings: ProfileSettings) -> int:
-    """Return the least dim that falls into the same bucket; a dim that is no bucket is itself.
+    """Return the least dim of the same bucket; a dim that is not a bucket returns itself.
 
     Examples
     --------

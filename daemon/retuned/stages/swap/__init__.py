@@ -1,7 +1,7 @@
-"""Stage 9, swap: what to load where, in which order, and the way back.
+"""Stage 9, swap: the orders that load artifacts, their sequence, and rollbacks.
 
-`orders` has the orders and which of them are still to be driven; `ranks` decides over the processes
-of one server: all of them take an order, or none does.
+`orders` has the orders and selects those still to be delivered. `ranks` decides over the processes
+of one server: all of them commit an order, or none does.
 """
 
 from __future__ import annotations

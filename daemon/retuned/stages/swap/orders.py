@@ -1,10 +1,9 @@
-"""The orders of stage 9: swaps and their ways back, and which are still to be driven.
+"""Orders of stage 9: swaps and rollbacks, and which are still to be delivered. Pure.
 
-Pure; the loading is the runtime's. Orders are carried out at least once and work exactly once: each
-has an epoch, a runtime does an epoch once, and `reconcile` compares what ought to be in force with
-what the runtimes say is.
-
-How a swap spreads over the launches of a server, and what its checks may cost: records.
+The runtime loads. Orders are delivered at least once and take effect exactly once: each has an
+epoch, and a runtime commits an epoch once. `reconcile` compares the wanted orders with the state
+that the runtimes report. `Spread` records how a swap spreads over the launches of a server, and
+what its checks may cost.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from retuned.stages.verdict import Evidence, IncumbentNoise
 
 
 class CanaryStep(Record):
-    """One step of a canary: a fraction, and what it takes to leave it."""
+    """One step of a canary: a fraction, and the conditions to leave it."""
 
     fraction: float = Field(ge=0.0, le=1.0)
     """Share of launches that run the artifact; 0 serves the incumbent and shadows the artifact."""
@@ -33,7 +32,7 @@ class CanaryStep(Record):
     min_s: float = Field(default=60.0, ge=0.0)
     """Shortest time at this step, seconds."""
     patience_s: float = Field(default=3600.0, ge=0.0)
-    """From here on buckets without enough checks are left out of the guard, seconds."""
+    """After this time, seconds, buckets without enough checks are left out of the guard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,17 +40,11 @@ class Spread:
     """How a swap spreads over the launches of a server; fields as those of `SwapOrder`."""
 
     canary: tuple[CanaryStep, ...] = ()
-    """Steps."""
     shadow_later: tuple[tuple[float, int], ...] = ()
-    """Rates of checks by age."""
     shadow_share: float = 1.0
-    """Most time of checks."""
     noise: tuple[IncumbentNoise, ...] = ()
-    """How far it may be from the incumbent, by shape bucket."""
     lease_s: float = 0.0
-    """Time without a daemon, seconds."""
     orphan: Literal["hold", "rollback"] = "hold"
-    """What an orphan does."""
 
 
 def spread_by(
@@ -69,7 +62,7 @@ def spread_by(
     shadow_later
         Rates of checks by age.
     evidence
-        What the judge read of the artifact; has the incumbent's noise.
+        The judge's input for the artifact; contains the incumbent's noise.
     """
     canary = limits.canary
     steps = [
@@ -105,33 +98,31 @@ def _noise(evidence: Evidence) -> tuple[IncumbentNoise, ...]:
 
 
 class SwapKind(StrEnum):
-    """A rollback is a swap whose target is what ran before."""
+    """A rollback is a swap to the previous variant or the original."""
 
     SWAP = "swap"
     ROLLBACK = "rollback"
 
 
 class SwapOrder(Record):
-    """One epoch of one slot; carrying it out twice is the same as once."""
+    """One epoch of one slot; a repeated commit has no further effect."""
 
     id: str
     """Digest of proposal, kind and epoch."""
     kind: SwapKind
-    """Forward or back."""
+    """Swap or rollback."""
     proposal: str
-    """Proposal it carries out."""
     target: str
-    """Server."""
     definition: Name
-    """Slot."""
+    """Name of the slot."""
     artifact: Digest | None
-    """What to activate; None means the original code that the server came with."""
+    """Artifact to activate; None means the original that the server came with."""
     previous: Digest | None
-    """What was active before: the way back; None means the original."""
+    """Artifact that was active before, for a rollback; None means the original."""
     previous_guard: Guard | None = None
-    """Shapes `previous` was for; None where it is not known or `previous` is the original."""
+    """Guard of `previous`; None if unknown or `previous` is the original."""
     guard: Guard
-    """Shapes the artifact is for; all else stays with the original."""
+    """Shapes that run the artifact; all others run the original."""
     epoch: int = Field(ge=1)
     """Grows with every order to a target; the runtime refuses an older one."""
     shadow_every: int = Field(default=50, ge=1)
@@ -141,31 +132,32 @@ class SwapOrder(Record):
     shadow_later: tuple[tuple[float, int], ...] = ()
     """(From this age of a shape bucket in seconds, one launch in so many), rising ages."""
     shadow_share: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Most time of checks over time passed; 1 holds nothing back."""
+    """Most time of checks over elapsed time; 1 means no limit."""
     shadow_noise: tuple[IncumbentNoise, ...] = Field(default=(), max_length=256)
-    """How far it may be from the incumbent by the incumbent's own noise, where that is known."""
+    """Allowed difference from the incumbent by the incumbent's own noise, if known."""
     canary: tuple[CanaryStep, ...] = ()
-    """Steps on the way to all launches; none swaps all at once."""
+    """Steps before all launches; an empty tuple swaps all at once."""
     lease_s: float = Field(default=0.0, ge=0.0, le=1e9)
-    """After so long without a daemon an unfinished canary is an orphan; 0 is never, seconds."""
+    """After this time without a daemon, seconds, an unfinished canary is an orphan; 0 means never.
+    """
     orphan: Literal["hold", "rollback"] = "hold"
-    """What an orphan does: keeps its fraction, or goes back by itself."""
+    """What an orphan does: keep its fraction, or roll back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotFacts:
-    """What one server process says about one slot."""
+    """State of one slot in one server process, as the process reports it."""
 
     definition: str
-    """Name of the definition, also the slot's name."""
+    """Name of the definition and of the slot."""
     active: Digest | None
     """Artifact in use; None is the original."""
     epoch: int
-    """Last order carried out; 0 before the first and after a restart."""
+    """Last committed order; 0 before the first and after a restart."""
     newest_epoch: int = 0
-    """Last order that any process carried out; 0 says no more than `epoch`."""
+    """Last order that any process committed; 0 adds nothing to `epoch`."""
     tripped: str = ""
-    """Why the runtime took the order back by itself; empty if it did not."""
+    """Why the runtime's circuit breaker stopped the order; empty if it did not."""
 
 
 def order_swap(
@@ -178,7 +170,7 @@ def order_swap(
     shadow_tolerance: float = 1e-3,
     spread: Spread | None = None,
 ) -> SwapOrder:
-    """Turn an approved proposal into the order that carries it out.
+    """Make the order for an approved proposal.
 
     Parameters
     ----------
@@ -187,7 +179,7 @@ def order_swap(
     epoch
         One more than any order to this target so far, see `next_epoch`.
     previous, previous_guard
-        What is in force in the slot now and for which shapes; None is the original.
+        Active artifact of the slot and its guard; None is the original.
     shadow_every
         One swapped launch in so many is checked against the incumbent.
     shadow_tolerance
@@ -219,11 +211,11 @@ def order_swap(
 
 
 def order_rollback(order: SwapOrder, *, epoch: int, to_original: bool = False) -> SwapOrder:
-    """Return the order that undoes `order`: what was active before becomes active again.
+    """Return the rollback of `order`: the previously active artifact becomes active again.
 
-    Where an artifact was active before but its shapes are not known, the way back ends at the
-    original: an artifact without its guard could meet shapes nobody proved it on. So does a way
-    back that is told `to_original`, because what was active before cannot be had again.
+    If an artifact was active before but its guard is unknown, the rollback activates the original:
+    an artifact without its guard could run shapes that it was never validated on. `to_original`
+    does the same, for a previous artifact that is no longer available.
 
     Examples
     --------
@@ -260,20 +252,20 @@ def order_rollback(order: SwapOrder, *, epoch: int, to_original: bool = False) -
 
 
 def reconcile(desired: Sequence[SwapOrder], states: Sequence[SlotFacts]) -> tuple[SwapOrder, ...]:
-    """Return the orders still to be driven into one server, oldest first.
+    """Return the orders still to be delivered to one server, oldest first.
 
-    Of `desired` only the newest order of each slot counts: what it replaced need not be repeated.
-    It is driven where a process of the server has not reached its epoch, which covers a crash of
-    either side at any point. A slot at the order's epoch is done even if its artifact is not
-    active: then the runtime has taken itself back and swapping again would undo that. A slot nobody
-    reports is left alone until its server is back, see `unopened`.
+    Of `desired` only the newest order of each slot counts; older ones need not be repeated. It is
+    delivered if a process of the server has not reached its epoch, which covers a crash of either
+    side at any point. A slot at the order's epoch is done even if its artifact is not active: then
+    the circuit breaker stopped the order, and a second swap would undo that. An unreported slot is
+    skipped until its server returns, see `unopened`.
 
     Parameters
     ----------
     desired
         Every order ever written to this server, or the newest of each slot.
     states
-        What the server says; several entries for one slot where it has several processes.
+        Reported state of the server; several entries for one slot if it has several processes.
 
     Examples
     --------
@@ -299,19 +291,19 @@ def reconcile(desired: Sequence[SwapOrder], states: Sequence[SlotFacts]) -> tupl
 def unopened(
     orders: Sequence[SwapOrder], states: Sequence[SlotFacts], *, opens: Callable[[SwapOrder], bool]
 ) -> tuple[SlotFacts, ...]:
-    """Return facts of slots that a server does not have because no order has opened them yet.
+    """Return facts of slots that a server lacks because no order has opened them yet.
 
-    The slot of a live kernel comes with the first variant that is prepared for it, and goes with
-    the process. To the others `reconcile` would wait for ever.
+    The slot of a live kernel appears with the first variant prepared for it, and disappears with
+    the process. `reconcile` would wait for such slots without limit.
 
     Parameters
     ----------
     orders
         The newest of each slot.
     states
-        What the server says now; one that does not answer is not asked about.
+        Reported state of the server; not for a server that does not answer.
     opens
-        Whether an order's artifact opens its slot; asked only of slots that nobody reports.
+        Whether an order's artifact opens its slot; called only for unreported slots.
 
     Examples
     --------
@@ -332,7 +324,7 @@ def unopened(
 
 
 def is_carried_out(order: SwapOrder, fact: SlotFacts) -> bool:
-    """Whether a slot stands where the order put it, or took that very order back by itself.
+    """Whether a slot has the state that the order wants, or its circuit breaker tripped.
 
     The epoch alone proves nothing: a daemon that lost its state counts from one again.
 
@@ -350,7 +342,7 @@ def is_carried_out(order: SwapOrder, fact: SlotFacts) -> bool:
 
 
 def is_overtaken(order: SwapOrder, states: Sequence[SlotFacts]) -> bool:
-    """Whether a process would refuse the order: it has done a later one, or another of its epoch.
+    """Whether a process would refuse the order: it committed a later one, or another of its epoch.
 
     Examples
     --------
@@ -378,13 +370,13 @@ def reissue(order: SwapOrder, *, epoch: int) -> SwapOrder:
         If `epoch` is not after the order's.
     """
     if epoch <= order.epoch:
-        raise ValueError(f"epoch {order.epoch} is issued again later, not at {epoch}")
+        raise ValueError(f"epoch {order.epoch} must be reissued at a later epoch, not at {epoch}")
     id = _order_id(order.proposal, kind=order.kind, epoch=epoch)
     return order.model_copy(update={"id": id, "epoch": epoch})
 
 
 def to_original(order: SwapOrder, *, epoch: int) -> SwapOrder:
-    """Return the way back that cannot fail: in place of a rollback whose artifact is not to be had.
+    """Return the rollback to the original, for a rollback whose artifact is unavailable.
 
     Raises
     ------
@@ -395,7 +387,7 @@ def to_original(order: SwapOrder, *, epoch: int) -> SwapOrder:
 
 
 def next_epoch(orders: Sequence[SwapOrder], states: Sequence[SlotFacts]) -> int:
-    """Return an epoch that every process will accept, even if the orders' history was lost.
+    """Return an epoch that every process accepts, even if the orders' history was lost.
 
     Examples
     --------

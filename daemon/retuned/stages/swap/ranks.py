@@ -1,9 +1,9 @@
 """Two-phase commit over the processes (ranks) of one server. Pure.
 
-First every rank prepares: it fetches, verifies, loads and checks, and nothing changes. Only if all
-that are there stand prepared is any of them told to commit. `decide` says so from where each rank
-stands; `outcome_of` says what became of a commit. A daemon that died in between asks the ranks
-where they stand and decides from that: nothing needs to be remembered that they do not know.
+First every rank prepares: it fetches, verifies, loads and checks, and nothing changes. Ranks commit
+only if all that are present are prepared. `decide` derives this from the state of each rank;
+`outcome_of` classifies a commit. After a crash a daemon queries the ranks and decides from their
+state: it needs no memory that the ranks do not have.
 """
 
 from __future__ import annotations
@@ -17,74 +17,75 @@ from retuned.stages.swap.orders import SwapKind
 NOT_YET = frozenset(
     {
         "unknown-slot",  # a process that is still building its model
-        "kernel-unseen",  # a live kernel that no launch has shown yet
+        "kernel-unseen",  # a live kernel without a launch so far
         "torch-missing",  # the same, earlier
-        "device-unknown",  # no launch has shown yet which of several GPUs it serves
-        "self-check-no-shape",  # no launch has shown yet what to check with
+        "device-unknown",  # without a launch it is unknown which of several GPUs it serves
+        "self-check-no-shape",  # without a launch there are no inputs to check with
         "runtime-error",  # such as no memory for the check just now
     }
 )
-"""Refusals to prepare that say nothing of the artifact: the order waits, and is told again. What
-the other ranks have prepared stays there meanwhile, unused, for as long as their lease."""
+"""Refusals to prepare that do not depend on the artifact: the order waits and is sent again.
+
+Meanwhile the other ranks keep what they prepared, unused, until their lease ends."""
 
 
 class RankState(StrEnum):
-    """Where a rank is with an order."""
+    """State of an order in a rank."""
 
     UNPREPARED = "unprepared"
-    """It has not loaded the artifact; it came late, or started anew."""
+    """It has not loaded the artifact; it came late or restarted."""
     PREPARED = "prepared"
-    """A commit would be carried out at once."""
+    """It would execute a commit immediately."""
     COMMITTED = "committed"
-    """It has carried this order out."""
+    """It has committed this order."""
     AHEAD = "ahead"
-    """It has carried out a later order, or another one of the same epoch."""
+    """It has committed a later order, or another one of the same epoch."""
     SILENT = "silent"
-    """It listens and does not say."""
+    """It listens but does not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
-    """One process of the server, asked just now."""
+    """One process of the server with its current state."""
 
     name: str
-    """Of its socket."""
+    """Name of its socket."""
     instance: str = ""
-    """Changes with every start of the process; empty where it does not say."""
+    """Changes with every start of the process; empty if unknown."""
     standing: RankState
-    """Where it is with the order."""
+    """State of the order in it."""
     detail: str = ""
-    """What it said, for people."""
+    """Its message."""
 
 
 class Phase(StrEnum):
-    """What to do with an order that is prepared."""
+    """What to do with a prepared order."""
 
     COMMIT = "commit"
-    """Tell every rank to commit."""
+    """Send a commit to every rank."""
     ABORT = "abort"
-    """Tell none; what was prepared is dropped, and the order starts over."""
+    """Send no commit; prepared variants are dropped, and the order restarts."""
     WAIT = "wait"
-    """Tell none; ask again."""
+    """Send no commit; query again."""
 
 
 class PhaseReason(StrEnum):
-    """Why; stable codes."""
+    """Stable codes."""
 
     ALL_PREPARED = "all-prepared"
-    """Every rank stands prepared, or has committed already."""
+    """Every rank is prepared or has committed."""
     CATCHING_UP = "catching-up"
-    """Some ranks have it, and the others stand prepared to follow."""
+    """Some ranks have committed, and the others are prepared."""
     GOING_BACK = "going-back"
-    """A way back waits for nobody."""
+    """A rollback waits for no rank."""
     NO_RANK = "no-rank"
-    """Nobody is there."""
+    """No rank is present."""
     RANK_LOST = "rank-lost"
     """A rank that had prepared is gone."""
     RANK_RESTARTED = "rank-restarted"
-    """A rank that had prepared is another process now."""
+    """A rank that had prepared has restarted."""
     RANK_JOINED = "rank-joined"
-    """A rank came that was not there to prepare; it has to prepare first."""
+    """A new rank was not prepared; it has to prepare first."""
     RANK_SILENT = "rank-silent"
     """A rank does not answer."""
     RANK_AHEAD = "rank-ahead"
@@ -93,28 +94,26 @@ class PhaseReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What `decide` says."""
+    """Result of `decide`."""
 
     phase: Phase
-    """What to do."""
     reason: PhaseReason
-    """Why."""
     ranks: tuple[str, ...] = ()
     """Names of the ranks that are the reason."""
 
 
 def decide(kind: SwapKind, ranks: Sequence[Rank], *, prepared: Mapping[str, str]) -> Decision:
-    """Say whether the ranks of a server may be told to commit.
+    """Decide whether the ranks of a server may commit.
 
     Parameters
     ----------
     kind
-        A rollback waits for nobody: each rank that hears it goes back.
+        A rollback waits for no rank: each rank that receives it rolls back.
     ranks
-        Everybody that listens, asked after all have prepared.
+        All that listen, queried after all have prepared.
     prepared
-        Instance of each rank that has prepared, by name; empty where that is not known, as after a
-        restart of the daemon: then the ranks' own word decides.
+        Instance of each rank that has prepared, by name. Empty if unknown, as after a restart of
+        the daemon: then the state that the ranks report decides.
 
     Examples
     --------
@@ -149,18 +148,18 @@ def decide(kind: SwapKind, ranks: Sequence[Rank], *, prepared: Mapping[str, str]
 
 
 class Outcome(StrEnum):
-    """What became of a commit."""
+    """Result of a commit."""
 
     COMMITTED = "committed"
-    """Every rank has it."""
+    """Every rank has committed."""
     ABORTED = "aborted"
-    """None has it."""
+    """No rank has committed."""
     PARTIAL = "partial"
-    """Some have it and some do not, or nobody can say of some: go back, or make them follow."""
+    """Some have committed and some have not or are unknown: roll back, or make them follow."""
 
 
 def outcome_of(has_it: Sequence[bool]) -> Outcome:
-    """Say what became of a commit that each rank has carried out, or has not.
+    """Classify a commit by whether each rank executed it.
 
     Examples
     --------
@@ -173,27 +172,27 @@ def outcome_of(has_it: Sequence[bool]) -> Outcome:
 
 
 class MixedEpochs(StrEnum):
-    """Whether ranks of one server may differ in what they run."""
+    """Whether ranks of one server may run different variants."""
 
     REFUSE = "refuse"
-    """They go back together: kernels that take part in collectives must not differ."""
+    """All roll back together: kernels that take part in collectives must not differ."""
     ALLOW = "allow"
-    """Those behind are told again until they follow."""
+    """The order is sent to late ranks until they follow."""
 
 
 def must_go_back(
     policy: MixedEpochs, *, was_complete: bool, behind_s: float, catch_up_s: float
 ) -> bool:
-    """Whether ranks that have an order go back because others do not have it.
+    """Whether ranks that have an order roll back because others do not have it.
 
     Parameters
     ----------
     policy
         Whether they may differ.
     was_complete
-        Whether every rank had it once: then somebody came late, and may catch up.
+        Whether every rank had it once: then a late rank may catch up.
     behind_s
-        How long somebody has been behind, seconds.
+        How long a rank has been behind, seconds.
     catch_up_s
         How long a late rank may take, seconds.
 

@@ -1,6 +1,6 @@
-"""Stage 6, verdict: correct? faster? Status, stable reason code and numbers.
+"""Stage 6, verdict: correctness and speed of a candidate, as status, reason code and numbers.
 
-Ambiguity is an answer, and missing evidence never promotes. Pure.
+Ambiguous is a valid result, and missing evidence never promotes. Pure.
 """
 
 from retuned.stages.verdict.documents import (

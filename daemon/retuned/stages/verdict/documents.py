@@ -1,9 +1,8 @@
-"""The evidence document: what one candidate was, what was done to it, and what that showed.
+"""The evidence document: what one candidate was, its tests and their results.
 
-One per candidate, rejected ones included. It holds everything the judge read, the thresholds and
-the answer, so that anybody can judge again; `doubt_of` does, and compares the document with what is
-claimed from it. Signing is an adapter's; what is signed is `EvidenceDocument` as JSON, byte for
-byte. Pure.
+There is one per candidate, rejected ones included. It contains the judge's whole input, the
+thresholds and the verdict, so that anyone can judge again. `doubt_of` does so, and compares the
+document with a claim. The store signs `EvidenceDocument` as JSON, byte for byte. Pure.
 """
 
 from __future__ import annotations
@@ -31,81 +30,72 @@ KeyId = Annotated[str, Field(pattern=r"^[a-z0-9]{1,16}:[0-9a-f]{32}$")]
 
 
 class EvidenceFault(StrEnum):
-    """Stable codes: why evidence does not carry a claim."""
+    """Why evidence does not support a claim; stable codes."""
 
     MISSING = "missing-evidence"
-    """Nothing is named, or what is named is not there."""
+    """No evidence is named, or the named evidence does not exist."""
     UNREADABLE = "evidence-unreadable"
-    """It is no evidence document of a version that is known here."""
+    """It is not an evidence document of a supported version."""
     ALTERED = "evidence-altered"
     """Its bytes do not match their digest or their signature."""
     UNKNOWN_KEY = "evidence-key-unknown"
     """It was signed by a key that this installation never had."""
     REVOKED_KEY = "evidence-key-revoked"
-    """It was signed by a key that is believed no more."""
+    """It was signed by a revoked key."""
     OTHER_CANDIDATE = "evidence-of-another-candidate"
     OTHER_INCUMBENT = "evidence-of-another-incumbent"
     OTHER_PLAN = "evidence-of-another-plan"
     OTHER_ENVIRONMENT = "evidence-of-another-environment"
     CONTRADICTED = "evidence-contradicted"
-    """Judged again it gives another answer, or other numbers than those claimed."""
+    """Judged again it gives another verdict, or other numbers than those claimed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doubt:
-    """Why a claim is not believed."""
+    """Why a claim is refused."""
 
     fault: EvidenceFault
-    """Stable code."""
     detail: str
-    """One sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What somebody says that evidence shows."""
+    """What evidence is claimed to show."""
 
     candidate: Digest
-    """The artifact."""
     incumbent: Digest
-    """What it is faster than."""
+    """Digest of the slower variant."""
     plan: str
-    """Id of the experiment."""
     environment: Digest | None
-    """Where it was measured; None where nobody knows, which no evidence fits."""
+    """Where it was measured; None means unknown, which no evidence matches."""
     guard: Guard
-    """Shapes it is for."""
     speedup: Interval | None
-    """How much faster; None where nothing was timed, which no promotion is."""
+    """None if nothing was timed; a promotion needs one."""
     trust: TrustClass
     """Class of its author."""
 
 
 class Freeze(Record):
-    """Gate G0: what a candidate is and where it comes from, written before anything tries it."""
+    """Gate G0: what a candidate is and where it comes from, recorded before any test."""
 
     candidate: Digest
     """Content digest of the solution."""
     definition: Name
-    """What it computes."""
     structure: Name
-    """Which algorithm."""
     trust: TrustClass
-    """Class of its author; decides which gates and which people it needs."""
+    """Class of its author; decides the required gates and approvals."""
     author: str = Field(default="", max_length=200)
     """Generator or person that proposed it."""
     parents: tuple[Digest, ...] = ()
-    """Candidates it was made from."""
+    """Candidates it was derived from."""
     prompt: Digest | None = None
-    """Digest of the prompt that a model answered with it; None where no model was asked."""
+    """Digest of the prompt to the model that wrote it; None without a model."""
     plan: str
-    """Id of the experiment."""
     frozen_at: AwareDatetime
-    """When."""
 
 
 def freeze_of(solution: Solution, *, plan: str, frozen_at: AwareDatetime) -> Freeze:
-    """Return what is written of a candidate before it is tried."""
+    """Return the record of a candidate before it is tested."""
     return Freeze(
         candidate=solution.digest,
         definition=solution.definition,
@@ -120,10 +110,10 @@ def freeze_of(solution: Solution, *, plan: str, frozen_at: AwareDatetime) -> Fre
 
 
 class SeedCommitment(Record):
-    """A secret that inputs and orders were drawn from, named without being told."""
+    """A commitment to a secret that inputs and orders were drawn from, without the secret."""
 
     purpose: str
-    """``search``, one for all candidates of a run; or ``hold-out``, drawn for this one alone."""
+    """``search``, one for all candidates of a run; or ``hold-out``, for this candidate alone."""
     commitment: Digest
     """Digest of the secret."""
     after_freeze: bool
@@ -131,28 +121,29 @@ class SeedCommitment(Record):
 
 
 class Isolation(Record):
-    """What stood between the candidate and the machine."""
+    """What separated the candidate from the machine."""
 
     system_calls_filtered: bool
     """Whether seccomp was in force in its processes."""
     network_cut: bool = False
-    """Whether its processes had a network of their own, with nothing in it."""
+    """Whether its processes had a separate, empty network namespace."""
     files_denied: bool = False
-    """Whether they gave up opening files, by Landlock."""
+    """Whether Landlock kept them from opening files."""
     reference_confined_by: tuple[Annotated[str, Field(max_length=64)], ...] = ()
-    """What confined the process of the definition's own reference, by the kernel's account; empty
-    where the reference is the catalog's, or nothing did (then `missing` says so)."""
+    """What confined the process of the definition's own reference, as the kernel reported it.
+
+    Empty if the reference is the catalog's, or if nothing confined it (then `missing` lists that).
+    """
     memory_check: str
-    """How accesses outside its tensors were found."""
+    """How accesses outside its tensors were detected."""
     missing: tuple[str, ...] = ()
     """What this machine lacks, in sentences."""
 
 
 class RawSamples(Record):
-    """Times of one comparison at one shape, as the lab's clock gave them."""
+    """Times of one comparison at one shape, from the lab's clock."""
 
     axes: dict[Name, Annotated[int, Field(ge=0)]]
-    """Lengths of the variable axes."""
     weight: float = Field(ge=0.0, allow_inf_nan=False)
     """Launches per second in the profile."""
     incumbent_us: tuple[Annotated[float, Field(gt=0.0, lt=1e12)], ...] = Field(min_length=1)
@@ -162,8 +153,9 @@ class RawSamples(Record):
     block: tuple[int, ...]
     """Which block each pair belongs to."""
     process: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    """In which process each block was timed, in order of the blocks; empty where one process was
-    asked, and in documents that are older than this."""
+    """Process in which each block was timed, in order of the blocks.
+
+    Empty if one process timed all, and in older documents."""
 
     @model_validator(mode="after")
     def _one_row_a_pair(self) -> RawSamples:
@@ -178,9 +170,9 @@ class RawTiming(Record):
     """Every pair that was timed for one decision."""
 
     candidate: tuple[RawSamples, ...]
-    """Candidate beside the incumbent."""
+    """Candidate against the incumbent."""
     clone: tuple[RawSamples, ...] = ()
-    """The incumbent's clone beside the incumbent: the noise floor."""
+    """The incumbent's clone against the incumbent: the noise floor."""
 
     @model_validator(mode="after")
     def _same_shapes(self) -> RawTiming:
@@ -193,7 +185,7 @@ class RawTiming(Record):
 
 
 def raw_digest(search: RawTiming | None, final: RawTiming | None) -> Digest:
-    """Name raw numbers by their content, as `Evidence.raw` does inside a document."""
+    """Return the digest of raw numbers, as `Evidence.raw` has it inside a document."""
     return digest_of([None if each is None else _plain(each) for each in (search, final)])
 
 
@@ -201,50 +193,45 @@ def _plain(raw: RawTiming) -> dict[str, JsonValue]:
     body = raw.model_dump(mode="json")
     for rows in (*body["candidate"], *body["clone"]):
         if not rows["process"]:
-            del rows["process"]  # the name that older documents have
+            del rows["process"]  # the name in older documents
     return body
 
 
 class EvidenceDocument(Record):
-    """Everything known of one candidate of one experiment."""
+    """All facts about one candidate of one experiment."""
 
     version: Literal[1] = 1
     """Of this layout."""
     plan: str
     """Id of the experiment, a digest of its plan."""
     definition: Name
-    """What is computed."""
     candidate: Digest
     """Digest of the solution."""
     incumbent: Digest
-    """What it was compared with."""
+    """Digest of the variant it was compared with."""
     environment: Environment
-    """Where; evidence expires with it."""
+    """Where it was measured; the evidence expires with it."""
     freeze: Freeze
-    """Gate G0."""
     isolation: Isolation
-    """What stood between the candidate and the machine."""
     seeds: tuple[SeedCommitment, ...] = ()
-    """Secrets that were drawn."""
+    """Commitments to the secrets that were drawn."""
     tried: int = Field(ge=1)
-    """Candidates of the experiment so far: the winner of many is luckier than one of few."""
+    """Candidates of the experiment so far: the best of many is partly a lucky one."""
     finalists: int = Field(default=1, ge=1)
     """Re-measurements that its p-values were adjusted over, those of interrupted runs included."""
     settings: JudgeSettings
-    """Thresholds."""
     evidence: Evidence
-    """What the judge read: every gate's answer with its numbers."""
+    """The judge's input: every gate's result with its numbers."""
     verdict: Verdict
-    """What it said."""
+    """The judge's verdict."""
     search: RawTiming | None = None
     """Raw numbers of gate G5."""
     final: RawTiming | None = None
     """Raw numbers of gate G6."""
     written_at: AwareDatetime
-    """When."""
 
     def gates(self) -> tuple[tuple[str, bool], ...]:
-        """Return each gate that answered, in order, and whether it passed."""
+        """Return each gate with a result, in order, and whether it passed."""
         passed: dict[str, bool] = {}
         for check in self.evidence.checks:
             passed[check.gate] = passed.get(check.gate, True) and check.reason is None
@@ -255,17 +242,16 @@ class SignedEvidence(Record):
     """A document with the signature of the installation that measured it."""
 
     payload: str
-    """`EvidenceDocument` as JSON; the signature is over exactly this text."""
+    """`EvidenceDocument` as JSON; the signature covers exactly this text."""
     key: KeyId
-    """Which key signed."""
     signature: Annotated[str, Field(pattern=r"^[0-9a-f]{2,1024}$")]
     """Hexadecimal."""
 
 
 def doubt_of(document: EvidenceDocument, claim: Claim) -> Doubt | None:
-    """Compare a document with what is claimed from it; None if it carries the claim.
+    """Compare a document with a claim; None if it supports the claim.
 
-    The document is judged again: what it says of itself counts only as far as its numbers do.
+    The document is judged again: only its numbers count, not the verdict that it states.
     """
     for fault, said, claimed in (
         (EvidenceFault.OTHER_CANDIDATE, document.candidate, claim.candidate),
@@ -274,21 +260,25 @@ def doubt_of(document: EvidenceDocument, claim: Claim) -> Doubt | None:
         (EvidenceFault.OTHER_ENVIRONMENT, document.environment.digest, claim.environment),
     ):
         if said != claimed:
-            return Doubt(fault=fault, detail=f"it is about {said}, claimed is {claimed}")
+            return Doubt(
+                fault=fault, detail=f"it is about {said}, but the claim is about {claimed}"
+            )
     contradiction = _contradiction(document)
     if contradiction is None and document.verdict.status is not Status.PROMOTE:
         contradiction = f"its verdict is {document.verdict.status} ({document.verdict.reason})"
     if contradiction is None and document.verdict.guard != claim.guard:
-        contradiction = f"it is for {document.verdict.guard}, claimed is {claim.guard}"
+        contradiction = f"it is for {document.verdict.guard}, but the claim is for {claim.guard}"
     if contradiction is None and document.verdict.speedup != claim.speedup:
-        contradiction = "its speedup is another than the one claimed"
+        contradiction = "its speedup differs from the claimed one"
     if contradiction is None and document.freeze.trust is not claim.trust:
-        contradiction = f"it is of class {document.freeze.trust}, claimed is class {claim.trust}"
+        contradiction = (
+            f"it is of class {document.freeze.trust}, but the claim is of class {claim.trust}"
+        )
     return _contradicted(contradiction)
 
 
 def _contradiction(document: EvidenceDocument) -> str | None:
-    """Say where a document disagrees with itself."""
+    """Return where a document contradicts itself."""
     evidence, freeze = document.evidence, document.freeze
     about = (document.candidate, document.incumbent)
     if (evidence.candidate, evidence.incumbent) != about or freeze.candidate != about[0]:
@@ -302,12 +292,12 @@ def _contradiction(document: EvidenceDocument) -> str | None:
 
 
 def _numbers(verdict: Verdict) -> Verdict:
-    """Leave out words, which change between versions, and names of where numbers lie."""
+    """Leave out texts, which change between versions, and digests of stored numbers."""
     return verdict.model_copy(update={"detail": "", "evidence": None})
 
 
 def contradiction_in(document: EvidenceDocument) -> Doubt | None:
-    """Judge a document again, whatever its verdict; None if it says the same."""
+    """Judge a document again, whatever its verdict; None if the verdict is the same."""
     return _contradicted(_contradiction(document))
 
 

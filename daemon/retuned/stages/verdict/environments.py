@@ -1,4 +1,4 @@
-"""Is the server that is to run a variant like the place where it was measured? Pure."""
+"""Environments compared: whether a server matches the place of a measurement. Pure."""
 
 from __future__ import annotations
 
@@ -9,62 +9,61 @@ from retuned.contract import Environment
 
 _CPU = "cpu:"
 _INTERPRETER = "interpreter"
-"""Where Triton has no device: what the lab and a server without one say."""
+"""What the lab and a server report as Triton's device without a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerEnvironment:
-    """What one process of a server says about itself; empty where it does not know."""
+    """What one process of a server reports about itself; empty fields are unknown."""
 
     process: str
-    """Its name, for messages."""
     cpu: str = ""
-    """Processor, written as `Environment.arch` writes one."""
+    """Processor, in the format of `Environment.arch`."""
     device: str = ""
-    """Architecture of its GPU, such as ``sm_90``; known once it has used one."""
+    """Architecture of its GPU, such as ``sm_90``; known after its first use."""
     device_name: str = ""
-    """As the vendor calls it: two devices of one architecture differ in speed."""
+    """The vendor's name: two devices of one architecture differ in speed."""
     driver: str = ""
     """Kernel driver of the GPU."""
     runtime: str = ""
     """CUDA or ROCm version of PyTorch."""
     torch: str = ""
-    """PyTorch, where it is loaded."""
     triton: str = ""
-    """Triton, where it is installed."""
     numerics: Mapping[str, str] = field(default_factory=dict)
     """Variables that change what Triton compiles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One thing in which a server is not what evidence was measured on."""
+    """One difference between a server and the environment of the evidence."""
 
     what: str
-    """Which, such as ``arch``."""
+    """Name of the property, such as ``arch``."""
     measured: str
-    """There."""
+    """Value in the evidence."""
     serving: str
-    """Here; empty where the server does not know."""
+    """Value of the server; empty if unknown."""
     decides: bool
-    """Whether other code would run, or the same elsewhere; else it is worth a line in the log."""
+    """Whether other code would run, or the same code elsewhere; if not, it is only logged."""
 
     def __str__(self) -> str:
-        return f"{self.what} is {self.serving or 'not known'}, measured was {self.measured}"
+        return (
+            f"{self.what} is {self.serving or 'unknown'}, but the measurement had {self.measured}"
+        )
 
 
 def differences(measured: Environment, serving: ServerEnvironment) -> tuple[Difference, ...]:
-    """Compare; only what the variant's language depends on, and what decides first.
+    """Compare what the variant's language depends on; deciding differences come first.
 
-    A C++ variant arrives compiled, so that the processor is all that counts. A Triton variant is
-    compiled by the server: device, Triton and its switches decide. Versions of PyTorch and the
-    driver can move times, and do not change what runs. What decides and is not known differs.
+    A C++ variant arrives compiled, so that only the processor counts. The server compiles a Triton
+    variant: device, Triton and its switches decide. Versions of PyTorch and the driver can change
+    times but not the code that runs. An unknown deciding property counts as different.
 
     Examples
     --------
     >>> here = ServerEnvironment(process="1", cpu="cpu:a", device="sm_90", triton="3.9.0")
     >>> [str(d) for d in differences(Environment(arch="sm_90", triton="3.8.0"), here)]
-    ['triton is 3.9.0, measured was 3.8.0']
+    ['triton is 3.9.0, but the measurement had 3.8.0']
     >>> differences(Environment(arch="cpu:a", compiler="g++ 12"), here)
     ()
     """
@@ -95,7 +94,7 @@ def _device(measured: Environment, serving: ServerEnvironment) -> str:
 def _switches(
     measured: Environment, serving: ServerEnvironment
 ) -> list[tuple[str, str, str, bool]]:
-    """Compare the switches that either side names, the device's own name among them."""
+    """Compare the switches that either side names, including the device's name."""
     here = dict(serving.numerics)
     if serving.device_name:
         here["GPU_NAME"] = serving.device_name

@@ -1,4 +1,4 @@
-"""Which shapes can be swapped together: groups of neighbours, and the guard around them."""
+"""Groups of shapes that can be swapped together, and the guard around them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from retuned.stages.profile import ProfileSettings, bucket_low
 def groups_of(axes: Sequence[dict[str, int]]) -> tuple[tuple[int, ...], ...]:
     """Return groups of shapes that a guard can name: all first, then neighbours, larger first.
 
-    Shapes are neighbours in the order of their lengths; a guard is a box, so a group whose box
-    holds a shape outside the group is left out.
+    Shapes are neighbours in the order of their lengths. A guard is a box, so a group is left out if
+    its box contains a shape outside the group.
 
     Examples
     --------
@@ -31,7 +31,7 @@ def groups_of(axes: Sequence[dict[str, int]]) -> tuple[tuple[int, ...], ...]:
 
 
 def guard_for(axes: Sequence[dict[str, int]], *, buckets: ProfileSettings | None = None) -> Guard:
-    """Return the box around shapes, each stretched down to the lengths that its bucket stands for.
+    """Return the box around shapes, each extended down to the lengths of its bucket.
 
     Examples
     --------

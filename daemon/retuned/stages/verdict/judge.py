@@ -1,13 +1,12 @@
-"""The decision on one candidate; missing evidence never promotes.
+"""The verdict on one candidate; missing evidence never promotes.
 
-There is one rule, and it is asked after every look at the times, so that stopping early is no
-other rule than deciding at the end. A group of shapes wins where the lower bound of its speedup
-lies above the required gain and above what identical clones showed, its adjusted p-value is small
-enough, and no shape in it may be slower than allowed. Every bound and p-value comes from an
-anytime-valid sequence over blocks (see `Timing`): it holds at whichever look one stops, so looking
-again is no second chance, and a single look needs no second rule. The lower bound of a group is
-besides never above the bootstrap's, which sees skew that a t statistic does not; the lower of two
-lower bounds promises no more than either.
+One rule applies after every measurement, so that stopping early uses the same rule as deciding at
+the end. A group of shapes wins if the lower bound of its speedup is above the required gain and
+above what identical clones showed, its adjusted p-value is small enough, and no shape in it may be
+slower than allowed. Every bound and p-value comes from an anytime-valid sequence over blocks (see
+`Timing`). It is valid at any stopping point, so repeated evaluation does not raise the chance of a
+false promotion. The lower bound of a group is also never above the bootstrap's, which captures skew
+that a t statistic does not. The lower of two lower bounds claims no more than either.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ _REQUIRED = ("G0", "G1", "G2", "G3", "G4")
 
 
 def judge(evidence: Evidence, settings: JudgeSettings | None = None) -> Verdict:
-    """Decide on one candidate; missing evidence never promotes.
+    """Judge one candidate; missing evidence never promotes.
 
     The first failed check decides. A candidate that passed all of them and was not chosen for
     re-measurement lost the search. A finalist is promoted for the largest group of shapes where the
-    lower bound of its speedup lies above the required gain and above what byte-identical clones
+    lower bound of its speedup is above the required gain and above what byte-identical clones
     showed, and where no shape gets slower.
 
     Examples
@@ -65,10 +64,10 @@ def judge(evidence: Evidence, settings: JudgeSettings | None = None) -> Verdict:
 
 
 def is_settled(evidence: Evidence, settings: JudgeSettings | None = None) -> bool:
-    """Whether measuring a finalist further can change nothing that matters.
+    """Whether further measurement of a finalist cannot change the verdict.
 
     It is settled once it failed, once it wins for all shapes together, or once no group of shapes
-    can still win that does not win now. Stopping for any other reason (time) is honest as well.
+    that does not win now can still win. Stopping for any other reason (time) is valid as well.
 
     Examples
     --------
@@ -96,8 +95,8 @@ def rank(
 ) -> tuple[Digest, ...]:
     """Choose finalists: the fastest by estimate among those that may be faster at all.
 
-    The winner of a search is the luckiest as well as the best, so its number decides nothing; it is
-    measured again from zero.
+    The winner of a search is lucky as well as good, so its estimate decides nothing; it is measured
+    again from zero.
 
     Examples
     --------
@@ -161,13 +160,13 @@ def _judge_finalist(evidence: Evidence, settings: JudgeSettings) -> Verdict:
 
 
 def _is_impossible(shape: ShapeResult, settings: JudgeSettings) -> bool:
-    """Whether it beat physics; a floor that the incumbent itself is below is none."""
+    """Whether it beat the physical floor; a floor above the incumbent's own time is invalid."""
     slack = settings.physics_slack * shape.floor_us
     return shape.candidate_us < slack <= shape.incumbent_us
 
 
 def _is_open(group: GroupTiming, timing: Timing, settings: JudgeSettings) -> bool:
-    """Whether a group that does not win now still can."""
+    """Whether a group that does not win now can still win."""
     if _wins(group, timing, settings) or group.speedup.upper <= _bar(timing, settings):
         return False
     shapes = (timing.shapes[index] for index in group.members)
@@ -211,8 +210,8 @@ def _allowed(shape: ShapeResult, timing: Timing, settings: JudgeSettings) -> flo
 def _saving(group: GroupTiming, timing: Timing) -> float:
     """Microseconds per second that its members save, each by its own estimate.
 
-    Groups that win differ by members: what tells them apart is what those members save or lose, not
-    how sure each group's sum happens to be.
+    Winning groups differ by their members. They are compared by what those members save or lose,
+    not by the uncertainty of each group's sum.
     """
     members = (timing.shapes[index] for index in group.members)
     return sum(

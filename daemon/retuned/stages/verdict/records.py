@@ -1,4 +1,4 @@
-"""What the judge reads and what it answers."""
+"""Evidence and verdict: the judge's input and output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Status(StrEnum):
 
 
 class Reason(StrEnum):
-    """Stable codes: dashboards, policies and tests name them."""
+    """Stable codes that dashboards, policies and tests use."""
 
     FASTER = "faster"
     CONTRACT = "contract-violated"
@@ -55,11 +55,8 @@ class Interval(Record):
     """A ratio of times, incumbent over candidate: above 1 the candidate is faster."""
 
     lower: float = Field(gt=0.0, allow_inf_nan=False)
-    """Lower confidence bound."""
     point: float = Field(gt=0.0, allow_inf_nan=False)
-    """Estimate."""
     upper: float = Field(gt=0.0, allow_inf_nan=False)
-    """Upper confidence bound."""
     confidence: float = Field(gt=0.0, lt=1.0)
     """Of each bound on its own (one-sided)."""
 
@@ -71,10 +68,9 @@ class Interval(Record):
 
 
 class ShapeResult(Record):
-    """What was measured at one shape."""
+    """Measurements at one shape."""
 
     axes: dict[str, _Length]
-    """Lengths of the variable axes."""
     weight: float = Field(ge=0.0, allow_inf_nan=False)
     """Launches per second in the profile."""
     incumbent_us: float = Field(gt=0.0, allow_inf_nan=False)
@@ -84,30 +80,27 @@ class ShapeResult(Record):
     speedup: Interval
     """Paired, interleaved, on block medians."""
     floor_us: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
-    """Physics: no kernel can be faster; 0 where unknown."""
+    """Physical floor: no kernel can be faster; 0 where unknown."""
 
 
 class Verdict(Record):
-    """The judge's answer on one candidate."""
+    """The judge's result on one candidate."""
 
     status: Status
-    """What may follow."""
     reason: Reason
-    """Stable code."""
     gate: str
     """Gate that decided, ``G0`` to ``G6``."""
     candidate: Digest
     """Digest of the solution."""
     incumbent: Digest
-    """What it was compared with."""
+    """Digest of the variant it was compared with."""
     detail: str = ""
-    """One sentence with the numbers; text from candidates is shortened and never trusted."""
+    """One sentence with the numbers; text from candidates is shortened and untrusted."""
     speedup: Interval | None = None
-    """Production-weighted; None where nothing was timed."""
+    """Weighted by production launches; None where nothing was timed."""
     noise_floor_ratio: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
     """Largest ratio two byte-identical clones showed in the same run; None if nothing was timed."""
     shapes: tuple[ShapeResult, ...] = ()
-    """Per shape."""
     guard: Guard = Guard()
     """Narrowed to the shapes where it wins."""
     error_ratio: float | None = Field(default=None, ge=0.0)
@@ -133,15 +126,16 @@ class IncumbentNoise(Record):
     bucket: tuple[Annotated[int, Field(ge=0, le=64)], ...] = Field(max_length=64)
     """Bit length of each variable axis, in declaration order: lengths within a factor of two."""
     rms: float = Field(gt=0.0, le=1.0)
-    """Rms of the difference that both errors together allow, the incumbent's as it was measured,
-    over the rms of the output; the largest over families and outputs."""
+    """Allowed difference, from both errors together, over the rms of the output.
+
+    The incumbent's error is the measured one; the value is the largest over families and outputs.
+    """
 
 
 class Check(Record):
-    """One gate's answer on one candidate."""
+    """One gate's result on one candidate."""
 
     gate: str = Field(pattern=r"^G[0-6]$")
-    """Which gate."""
     reason: Reason | None = None
     """Why it failed; None where it passed."""
     detail: str = ""
@@ -149,13 +143,13 @@ class Check(Record):
     error_ratio: float | None = Field(default=None, ge=0.0)
     """Largest error relative to the incumbent's; None where the gate does not measure errors."""
     incumbent_noise: tuple[IncumbentNoise, ...] = Field(default=(), max_length=256)
-    """By size class of shapes, where the gate measures errors; shadow checks are held to it."""
+    """By size class of shapes, if the gate measures errors; shadow checks use it as tolerance."""
     figures: dict[str, JsonValue] = Field(default_factory=dict)
-    """Numbers behind the sentence that no decision reads, such as the audit of a binary."""
+    """Numbers that no decision uses, such as the audit of a binary."""
 
 
 class GroupTiming(Record):
-    """Some shapes taken together, as a guard would."""
+    """Some shapes together, as a guard would select them."""
 
     members: tuple[_Position, ...] = Field(min_length=1)
     """Positions in `Timing.shapes`."""
@@ -167,7 +161,7 @@ class GroupTiming(Record):
 
 
 class Timing(Record):
-    """What was measured from zero on held-out seeds."""
+    """A measurement from zero on held-out seeds."""
 
     shapes: tuple[ShapeResult, ...] = Field(min_length=1)
     """Per shape; their anytime-valid intervals at the regression guard's confidence."""
@@ -182,7 +176,7 @@ class Timing(Record):
     processes: int = Field(ge=0)
     """Fresh processes the blocks come from."""
     looks: int = Field(default=1, ge=1)
-    """How often the decision was looked at; the bounds hold however often that was."""
+    """How often the rule was evaluated; the bounds are valid for any number."""
 
     @model_validator(mode="after")
     def _whole(self) -> Timing:
@@ -205,20 +199,19 @@ class Timing(Record):
 
 
 class Evidence(Record):
-    """Everything the judge may look at."""
+    """The judge's whole input."""
 
     candidate: Digest
     """Digest of the solution."""
     incumbent: Digest
-    """What it was compared with."""
+    """Digest of the variant it was compared with."""
     checks: tuple[Check, ...] = ()
-    """Answers of the gates, in order."""
+    """Results of the gates, in order."""
     search: Interval | None = None
     """Production-weighted speedup in the search; None where it was not timed."""
     finalist: bool = False
     """Whether it was chosen for re-measurement."""
     timing: Timing | None = None
-    """The re-measurement."""
     raw: Digest | None = None
     """Digest of the raw numbers in the store."""
 
@@ -227,9 +220,9 @@ class JudgeSettings(Record):
     """Thresholds of a promotion."""
 
     buckets: ProfileSettings = ProfileSettings()
-    """How the profile rounded lengths: a guard reaches down to the lengths a shape stands for."""
+    """How the profile rounded lengths: a guard extends down to the lowest length of a bucket."""
     min_gain_ratio: float = Field(default=0.01, ge=0.0)
-    """Least saving of the kernel's own time that is worth a swap."""
+    """Smallest saving of the kernel's own time that justifies a swap."""
     alpha: float = Field(default=0.01, gt=0.0, lt=0.5)
     """Chance of a false promotion over all finalists of one experiment."""
     common_share: float = Field(default=0.005, ge=0.0, le=1.0)
@@ -239,7 +232,7 @@ class JudgeSettings(Record):
     rare_slowdown: float = Field(default=1.05, ge=1.0)
     """Upper bound of candidate over incumbent at rare shapes."""
     min_blocks: int = Field(default=10, ge=2)
-    """Fewest blocks per shape; fewer is no evidence at all."""
+    """Fewest blocks per shape; fewer are not evidence."""
     min_pairs: int = Field(default=30, ge=2)
     """Fewest pairs per shape."""
     min_processes: int = Field(default=2, ge=1)

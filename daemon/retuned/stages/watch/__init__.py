@@ -1,9 +1,9 @@
-"""Stage 10, watch: keep, wait or roll back. Pure.
+"""Stage 10, watch: keep a swap, wait, or roll it back. Pure.
 
-`assessing` judges what the runtime counted of a swap (`records`), `canary` when it may spread to
-more launches, `power` what so many clean checks prove, `cusum` how long a decay may go unseen.
-`end_to_end` is gate G7, which judges the whole server with the swap on and off; `blocks` and
-`paired` are what it is judged on. `accounts` adds up what experiments cost and swaps saved.
+`assess` judges the runtime's counters of a swap (`records`) and decides when a canary may spread.
+`run_length` computes what clean checks prove and how long a decay may stay undetected. `end_to_end`
+is gate G7, which judges the whole server with the swap on and off. `accounts` adds up costs of
+experiments and savings of swaps.
 """
 
 from retuned.stages.watch.accounts import (

@@ -1,10 +1,10 @@
-"""What tuning cost and what it brought: GPU-hours spent against GPU-hours saved, by month.
+"""Accounts of tuning: GPU-hours spent against GPU-hours saved, by month.
 
-Spent is the time that candidates held the lab's device. Saved is reckoned from what ran: where the
-profile saw a swapped kernel take T on the device, its predecessor would have taken T times the
-speedup, so T times (speedup - 1) was saved. The bounds are those of the verdict, each at its own
-confidence; sums of bounds are wider than the bound of a sum, which errs to the safe side.
-What was taken back saved nothing, whatever it ran. Hours that no profile covers count as nothing.
+Spent is the time in which candidates occupied the lab's device. Saved follows from the profiles: if
+a swapped kernel took T on the device, its predecessor would have taken T times the speedup, so T
+times (speedup - 1) was saved. The bounds are those of the verdict, each at its own confidence. Sums
+of bounds are wider than the bound of a sum, which errs to the safe side. A swap that was rolled
+back saved nothing. Hours without a profile count as nothing.
 """
 
 from __future__ import annotations
@@ -21,28 +21,26 @@ METHOD = (
     "Spent is the device time of every candidate that was tried. Saved is, for each month, the "
     "device time that profiles saw of the swapped shapes while a swap was in force, times "
     "(speedup - 1); lower and upper use the bounds of the verdict that the swap rests on, and the "
-    "bounds of several swaps are added up. Swaps that were taken back count as nothing saved. "
+    "bounds of several swaps are added up. Swaps that were rolled back count as nothing saved. "
     "Hours without a profile count as nothing saved, and so does everything outside the guard; of "
     "windows that were only sampled the sampled part counts, and of swaps that began with a part "
     "of the launches only the time after that. In a cluster a pod counts with every GPU that it "
     "requests, for each of its ranks runs the kernel: counted windows hold the launches of all "
     "ranks, and in sampled ones the ranks that were looked at stand for the others."
 )
-"""How the numbers are made, for whoever reads them."""
+"""Explanation of the numbers, shown with them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapUsage:
-    """What one swap ran in one month."""
+    """Device time of one swap in one month."""
 
     target: str
-    """Server."""
     definition: str
-    """Kernel."""
     month: str
     """Such as ``2026-11``, UTC."""
     proposal: str
-    """Whose swap it is."""
+    """Id of its proposal."""
     gpu_ns: float
     """Device time of the swapped shapes that profiles saw, nanoseconds."""
     speedup: Interval
@@ -53,18 +51,16 @@ class SwapUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentUsage:
-    """What one experiment took in one month."""
+    """Device time of one experiment in one month."""
 
     target: str
     """Server that it was for."""
     definition: str
-    """Kernel."""
     month: str
     """Such as ``2026-11``, UTC."""
     experiment: str
-    """Which."""
     device_s: float
-    """Time that candidates held the lab's device, seconds."""
+    """Time in which candidates occupied the lab's device, seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +82,7 @@ class Hours:
         )
 
     def less(self, spent: float) -> Hours:
-        """Return what is left after so many hours were spent."""
+        """Subtract the hours that were spent."""
         return Hours(lower=self.lower - spent, point=self.point - spent, upper=self.upper - spent)
 
 
@@ -103,13 +99,11 @@ class Account:
     spent_h: float = 0.0
     """GPU-hours that experiments took."""
     experiments: int = 0
-    """How many experiments that was."""
     saved_h: Hours = field(default_factory=Hours)
     """GPU-hours that swaps saved."""
     swaps: int = 0
-    """How many swaps ran."""
     taken_back: int = 0
-    """Of those, how many were taken back and count as nothing saved."""
+    """Swaps that were rolled back and count as nothing saved."""
 
     @property
     def net_h(self) -> Hours:
@@ -118,16 +112,16 @@ class Account:
 
 
 def of_all_gpus(gpu_ns: int, *, gpus: int, traced: int) -> int:
-    """Return the device time of all GPUs of a server, of which a sampled window shows some.
+    """Return the device time of all GPUs of a server, from a window that sampled some.
 
     Parameters
     ----------
     gpu_ns
-        What the profile shows, nanoseconds.
+        Device time in the profile, nanoseconds.
     gpus
         GPUs that the server has.
     traced
-        GPUs whose launches the profile has; 0 where that is not known, and then nothing is added.
+        GPUs whose launches the profile has; 0 if unknown, and then nothing is added.
 
     Examples
     --------
@@ -175,9 +169,9 @@ def settle(ran: Iterable[SwapUsage], tried: Iterable[ExperimentUsage]) -> tuple[
     Parameters
     ----------
     ran
-        What swaps ran; one record per swap and month, or several that add up.
+        Usage of swaps; several records of one swap and month add up.
     tried
-        What experiments took; one record per experiment and month, or several that add up.
+        Usage of experiments; several records of one experiment and month add up.
     """
     runs: dict[tuple[str, str, str], list[SwapUsage]] = {}
     tries: dict[tuple[str, str, str], list[ExperimentUsage]] = {}

@@ -1,10 +1,9 @@
-"""Whether a swap is kept, waited for or rolled back, by what was counted of it. Pure.
+"""Assessment of a swap from its counters: keep, wait or roll back; and steps of its canary. Pure.
 
-The runtime reports totals per order; every rule reads the newest of them, and slow decay reads
-their course. Order of the rules is order of harm: what is wrong now comes before what may be slow,
-and nothing keeps a swap but enough clean checks over enough time. No data never keeps.
-
-Canary: when a swap may spread to more launches, and to which shapes. Pure.
+The runtime reports totals per order. Every rule reads the newest totals; the rule for slow decay
+reads their course. The rules are ordered by harm: wrong results come before slow ones. Only enough
+clean checks over enough time keep a swap; missing data never does. `decide_canary` decides when a
+swap may spread to more launches, and to which shapes.
 """
 
 from __future__ import annotations
@@ -36,19 +35,18 @@ def assess(
     seconds_since_commit: float,
     settings: WatchSettings,
 ) -> WatchReport:
-    """Judge an order that is in force.
+    """Judge an active order.
 
     Parameters
     ----------
     order
-        What was ordered; a rollback can be watched too.
+        The order; a rollback can be watched too.
     samples
-        Reports of this slot, oldest first; those of other epochs are left out.
+        Reports of this slot, oldest first; those of other epochs are ignored.
     seconds_since_commit
-        Time since these processes have had the order, seconds; a server that was restarted begins
-        at 0 again.
+        Time since these processes have the order, seconds; restarts at 0 with the server.
     settings
-        How much is enough.
+        How much evidence is enough.
 
     Examples
     --------
@@ -75,7 +73,7 @@ def assess(
     if harm is not None:
         return harm
     newest = mine[-1]
-    if order.canary:  # a small share takes longer to be seen at all
+    if order.canary:  # a small share takes longer until its first launch
         engaged_s = min(seconds_since_commit, newest.fraction_s) * newest.fraction
         late = engaged_s >= settings.engage_within_s
     if order.artifact is None:
@@ -99,27 +97,27 @@ def assess(
 
 
 def _configured(newest: WatchSample, seconds: float, settings: WatchSettings) -> WatchReport:
-    """Judge a row of a file: nothing is counted or compared, the server's lookup is the proof."""
+    """Judge a row of a file by the server's lookup: its launches are not counted or compared."""
     if newest.idle_processes:
         detail = f"{newest.idle_processes} of {newest.processes} processes do not pick the row"
         if seconds >= settings.engage_within_s:
             return _rollback(WatchReason.NOT_ENGAGED, f"{detail}{_named(newest)}")
         return _report(WatchAction.WAIT, WatchReason.NO_SAMPLE, f"{detail} yet{_named(newest)}")
     if newest.configured == "needs-restart":
-        detail = "the file is written; the server reads it when it is started anew"
+        detail = "the file is written; the server reads it at its next start"
         return _report(WatchAction.WAIT, WatchReason.NEEDS_RESTART, detail)
     detail = f"{newest.processes} processes pick the row, for {seconds:.0f} s"
     if seconds < settings.min_s:
-        detail = f"{detail}, {settings.min_s:.0f} s are needed"
+        detail = f"{detail}, {settings.min_s:.0f} s are required"
         return _report(WatchAction.WAIT, WatchReason.TOO_EARLY, detail)
     detail = f"{detail}; its launches are neither counted nor checked"
     return _report(WatchAction.KEEP, WatchReason.CONFIGURED, detail)
 
 
 def _unfollowed(count: int) -> str:
-    """Say why launches that were counted prove no engagement."""
+    """Explain why counted launches do not prove engagement."""
     return (
-        f"{count} captured graphs are not followed, so nobody knows what their replays run; start "
+        f"{count} captured graphs are not followed, so what their replays run is unknown; start "
         "the server with Retuned attached and without RETUNED_GRAPHS=off, or without graphs"
     )
 
@@ -130,13 +128,13 @@ def _named(newest: WatchSample) -> str:
 
 
 def _is_of(order: SwapOrder, sample: WatchSample) -> bool:
-    """Whether a report is about this order: its epoch with its artifact, or taken back."""
+    """Whether a report is about this order: its epoch with its artifact, or stopped."""
     same = sample.artifact == order.artifact or sample.tripped != ""
     return sample.epoch == order.epoch and same
 
 
 def _no_traffic(newest: WatchSample) -> bool:
-    """Whether nothing ran the artifact because nothing called the slot; that is no evidence."""
+    """Whether the artifact did not run because the slot was not called; that is not evidence."""
     if newest.idle_processes:
         return newest.idle_processes <= newest.quiet_processes
     return newest.fallback_launches == 0
@@ -148,7 +146,7 @@ def _enough(newest: WatchSample, seconds: float, settings: WatchSettings) -> Wat
         detail = f"{counts}, {settings.min_checks} are needed"
         return _report(WatchAction.WAIT, WatchReason.TOO_FEW_CHECKS, detail)
     if seconds < settings.min_s:
-        detail = f"{counts} in {seconds:.0f} s, {settings.min_s:.0f} s are needed"
+        detail = f"{counts} in {seconds:.0f} s, {settings.min_s:.0f} s are required"
         return _report(WatchAction.WAIT, WatchReason.TOO_EARLY, detail)
     if newest.fraction < 1.0:
         detail = f"{counts}, {newest.fraction:.1%} of the launches run it"
@@ -159,10 +157,10 @@ def _enough(newest: WatchSample, seconds: float, settings: WatchSettings) -> Wat
 
 
 def _harm(samples: Sequence[WatchSample], settings: WatchSettings) -> WatchReport | None:
-    """Return why to go back, worst first; None if nothing is wrong."""
+    """Return why to roll back, worst first; None if nothing is wrong."""
     newest = samples[-1]
     if newest.tripped:
-        return _rollback(WatchReason.TRIPPED, f"the runtime went back: {newest.tripped}")
+        return _rollback(WatchReason.TRIPPED, f"the runtime rolled back: {newest.tripped}")
     if newest.shadow_nonfinite:
         detail = f"NaN or Inf in {newest.shadow_nonfinite} of {newest.shadow_checks} checks"
         return _rollback(WatchReason.NONFINITE, detail)
@@ -187,12 +185,12 @@ def decay_score(samples: Sequence[WatchSample], settings: WatchSettings) -> floa
     """One-sided CUSUM of the log of the mean ratio, over the reports that bring new checks.
 
     ``S = max(0, S + log(ratio) - mean log of the warm-up - slack)``. The warm-up is frozen: a
-    reference that follows the decay would never see it.
+    reference that follows the decay would hide it.
     """
     logs: list[float] = []
     checks = 0
     for sample in samples:
-        if sample.shadow_checks < checks:  # the server began to count anew
+        if sample.shadow_checks < checks:  # the server's counters restarted
             logs, checks = [], 0
         if sample.shadow_checks > checks:
             checks = sample.shadow_checks
@@ -215,7 +213,7 @@ def _report(action: WatchAction, reason: WatchReason, detail: str) -> WatchRepor
 
 
 _SAME = 5e-4
-"""Fractions are kept in thousandths."""
+"""Fractions are rounded to thousandths."""
 
 
 class CanaryAction(StrEnum):
@@ -226,16 +224,16 @@ class CanaryAction(StrEnum):
     HOLD = "hold"
     """Stay at this step."""
     ROLL_BACK = "roll-back"
-    """Go back at once."""
+    """Roll back immediately."""
     NARROW_GUARD = "narrow-guard"
-    """Go on without the shape buckets that have too few checks."""
+    """Continue without the shape buckets that have too few checks."""
 
 
 class CanaryReason(StrEnum):
-    """Why; stable codes."""
+    """Stable codes."""
 
     HARM = "harm"
-    """The watch says to go back."""
+    """The watch demands a rollback."""
     COMPLETE = "complete"
     """All launches run it."""
     TOO_EARLY = "too-early"
@@ -255,22 +253,20 @@ class CanaryReason(StrEnum):
 
 
 class CanaryDecision(Record):
-    """What to do, and why."""
+    """Next step of a canary, with its reason."""
 
     action: CanaryAction
-    """What."""
     reason: CanaryReason
-    """Why."""
     detail: str
     """One sentence with the numbers."""
     fraction: float = Field(ge=0.0, le=1.0)
-    """Share of launches that is to run the artifact."""
+    """Share of launches that shall run the artifact."""
     excluded: tuple[tuple[int, ...], ...] = ()
-    """All buckets that are to be left out of the guard."""
+    """All buckets that shall be left out of the guard."""
 
 
 def decide_canary(order: SwapOrder, sample: WatchSample, *, report: WatchReport) -> CanaryDecision:
-    """Decide on the next step of an order in force.
+    """Decide on the next step of an active order.
 
     Parameters
     ----------
@@ -279,7 +275,7 @@ def decide_canary(order: SwapOrder, sample: WatchSample, *, report: WatchReport)
     sample
         The newest report of this order.
     report
-        What the watch makes of the same reports.
+        Result of `assess` for the same reports.
 
     Examples
     --------

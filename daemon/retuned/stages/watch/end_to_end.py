@@ -1,14 +1,11 @@
-"""Gate G7: is the whole server as right as before, and as much faster as was promised? Pure.
+"""Gate G7: whether the whole server is as correct as before, and as much faster as predicted. Pure.
 
-Quality first: requests that fail, tokens that differ, probabilities that move, each beside what the
-original does when it is asked twice. Then speed: blocks of the same requests with the swap off and
-on in turn, the log ratio of each pair, and its t interval. A measured gain of at least half of what
-was predicted passes; one that is surely below goes back; what an interval leaves open after the
-last look is not measured. There are two looks, and each bound is taken at half the error.
-
-Numbers of gate G7: ratios of paired blocks and shares of tokens, with their bounds. Pure.
-
-What gate G7 measures: the same requests again and again, with a swap on and off in turn. Pure.
+Quality first: failed requests, different tokens and moved probabilities, each compared with two
+runs of the original. Then speed: blocks of the same requests with the swap off and on in turn, the
+log ratio of each pair, and its t interval. A measured gain of at least half of the prediction
+passes. A gain surely below that is rolled back. If the interval is still inconclusive after the
+last look, the result is "not measured". There are two looks, and each bound is taken at half the
+error.
 """
 
 from __future__ import annotations
@@ -29,18 +26,18 @@ Positive = Annotated[float, Field(gt=0.0, lt=1e9)]
 
 
 class ServerResponse(Record):
-    """What the server said to one request."""
+    """The server's response to one request."""
 
     tokens: tuple[str, ...] = ()
-    """Its tokens, or pieces of text where it does not tell tokens."""
+    """Its tokens, or pieces of text if the server does not report tokens."""
     logprobs: tuple[float, ...] = ()
-    """Log-probability of each; empty where the server does not tell."""
+    """Log-probability of each; empty if the server does not report them."""
     ttft_s: Positive | None = None
     """Time to the first token, seconds; None where none came."""
     tpot_s: Positive | None = None
     """Mean time of each further token, seconds; None where there was none."""
     failed: bool = False
-    """Whether it ended in an error or without its end."""
+    """Whether it ended in an error or incomplete."""
 
 
 class Served(Record):
@@ -53,37 +50,32 @@ class Served(Record):
 
 
 class Block(Record):
-    """One pass, summed up."""
+    """Summary of one pass."""
 
     state: State
-    """Whether the swap was on."""
     requests: int = Field(ge=1)
-    """Sent."""
     failed: int = Field(ge=0)
-    """Of those, without a whole answer."""
+    """Requests without a complete response."""
     tokens: int = Field(ge=0)
-    """Generated."""
     wall_s: Positive
-    """Time of the pass, seconds."""
     ttft_s: Positive | None = None
     """Median time to the first token, seconds."""
     tpot_s: Positive | None = None
     """Median time of each further token, seconds."""
     compared: int = Field(ge=0)
-    """Tokens that had the same text before them as in the first pass."""
+    """Tokens with the same text before them as in the first pass."""
     diverged: int = Field(ge=0)
-    """Of those, tokens that were not the same: at most one a request."""
+    """Compared tokens that differ: at most one a request."""
     shift: float | None = Field(default=None, ge=0.0)
-    """Mean absolute difference of log-probabilities; None where the server does not tell."""
+    """Mean absolute difference of log-probabilities; None if the server does not report them."""
 
     @property
     def tokens_per_s(self) -> float:
-        """Throughput of the pass."""
         return self.tokens / self.wall_s
 
 
 def order_of(pair: int) -> tuple[State, State]:
-    """Return the order of a pair: off on, on off, and so on; what drifts weighs on both alike.
+    """Return the order of a pair: off on, on off, and so on, so that drift affects both alike.
 
     Examples
     --------
@@ -98,8 +90,8 @@ def compare_answers(
 ) -> tuple[int, int]:
     """Return how many tokens had the same text before them, and how many of those differ.
 
-    Behind the first token that differs two answers are about different texts, and say nothing more:
-    so that one rounding is counted once, however long the answer is.
+    After the first different token two responses continue different texts and are not comparable.
+    So one rounding counts once, however long the response is.
 
     Examples
     --------
@@ -120,7 +112,7 @@ def compare_answers(
 
 
 def summarise(state: State, first: Sequence[ServerResponse], served: Served) -> Block:
-    """Sum up a pass beside the first one.
+    """Summarise a pass, compared with the first one.
 
     Raises
     ------
@@ -166,12 +158,12 @@ _T_975 = (
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
     *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
-"""Student's t at 97.5 %, by degrees of freedom from one on; the last holds from there on."""
+"""Student's t at 97.5 %, by degrees of freedom from one on; the last applies beyond."""
 _Z_975 = 1.960
 
 
 class Gain(Record):
-    """Share of time saved; below zero time is lost."""
+    """Share of time saved; negative if time is lost."""
 
     lower: float = Field(lt=1.0)
     """Lower bound, at 97.5 % on its own."""
@@ -208,7 +200,7 @@ def interval_of(
 
 
 def compared_in(blocks: Sequence[Block]) -> float:
-    """Return the tokens compared in one pass: passes repeat them and are no further evidence."""
+    """Return the tokens compared in one pass: passes repeat them and add no evidence."""
     return fmean(block.compared for block in blocks) if blocks else 0.0
 
 
@@ -229,7 +221,7 @@ def share_bounds(rate: float, count: float) -> tuple[float, float]:
 
 
 def mean_of(blocks: Sequence[Block], value: Callable[[Block], float | None]) -> float | None:
-    """Return the mean of what blocks have; None where none has it."""
+    """Return the mean over the blocks that have a value; None if none has."""
     found = [each for each in map(value, blocks) if each is not None]
     return fmean(found) if found else None
 
@@ -237,19 +229,19 @@ def mean_of(blocks: Sequence[Block], value: Callable[[Block], float | None]) -> 
 def off_and_on(
     off: Sequence[Block], on: Sequence[Block], value: Callable[[Block], float | None]
 ) -> tuple[float, float] | None:
-    """Return the means off and on; None where either is missing."""
+    """Return the means off and on; None if either is missing."""
     before, after = mean_of(off, value), mean_of(on, value)
     return (before, after) if before is not None and after is not None else None
 
 
 _LEAST_FAILURES = 3
-"""Requests that must have failed more often with the swap: one is nobody's fault."""
+"""Requests that must have failed more often with the swap: a single one may be chance."""
 _ALLOWED_FAILURES = 0.01
-"""Share of requests that may fail beyond those that fail anyway."""
+"""Share of requests that may fail beyond those that fail without the swap."""
 
 
 class EndToEndOutcome(StrEnum):
-    """Three-valued: what could not be measured is neither."""
+    """Three-valued: what could not be measured neither passes nor fails."""
 
     PASS = "pass"
     FAIL = "fail"
@@ -257,7 +249,7 @@ class EndToEndOutcome(StrEnum):
 
 
 class EndToEndReason(StrEnum):
-    """Stable codes: evidence, policies and tests name them."""
+    """Stable codes that evidence, policies and tests use."""
 
     GAIN_HOLDS = "gain-holds"
     """At least half of the predicted gain, and nothing lost."""
@@ -272,17 +264,17 @@ class EndToEndReason(StrEnum):
     LATENCY_WORSE = "latency-worse"
     """The first token, or each further one, takes longer."""
     GAIN_BELOW_HALF = "gain-below-half"
-    """Faster, and surely by less than half of what was predicted."""
+    """Faster, but surely by less than half of the prediction."""
     INTERVAL_TOO_WIDE = "interval-too-wide"
-    """Noise hides what was to be seen."""
+    """The noise is larger than the effect."""
     TOO_FEW_TOKENS = "too-few-tokens"
-    """Answers agree, and are too few to say that they do."""
+    """Responses agree, but are too few as evidence."""
     NO_ENDPOINT = "no-endpoint"
-    """Nobody said where the server can be asked."""
+    """No endpoint of the server is configured."""
     NO_ANSWER = "no-answer"
-    """The server did not answer, or not to every request."""
+    """The server did not answer every request."""
     NOT_SWITCHABLE = "not-switchable"
-    """A file configures the kernel: nobody can switch it to and fro while the server runs."""
+    """A file configures the kernel: it cannot be switched while the server runs."""
     OUT_OF_TIME = "out-of-time"
     """The time was used up before it was decided."""
 
@@ -299,12 +291,13 @@ class EndToEndSettings(Record):
     """How much is measured, and how much harm is too much."""
 
     looks: tuple[int, ...] = Field(default=(8, 24), min_length=1, max_length=2)
-    """Pairs of blocks after which it is asked whether that is decided; the error is halved."""
+    """Pairs of blocks after which the result is evaluated; the error is halved."""
     least_share: float = Field(default=0.5, gt=0.0, le=1.0)
     """Part of the predicted gain that must be measured."""
     allowed_divergence: float = Field(default=0.02, gt=0.0, lt=1.0)
-    """Share of tokens that may differ, with the same text before them, beyond those that differ
-    when the original is asked twice: roundings flip near ties."""
+    """Share of tokens that may differ, with the same text before them, beyond the original's share.
+
+    The original differs between two runs too: roundings flip near ties."""
     allowed_shift: float = Field(default=0.1, gt=0.0)
     """Mean absolute difference of log-probabilities that is allowed beyond twice the original's."""
     allowed_latency_ratio: float = Field(default=1.05, gt=1.0)
@@ -312,12 +305,10 @@ class EndToEndSettings(Record):
 
 
 class EndToEndReport(Record):
-    """The answer of gate G7 on one swap."""
+    """Result of gate G7 on one swap."""
 
     outcome: EndToEndOutcome
-    """What it is."""
     reason: EndToEndReason
-    """Stable code."""
     detail: str = ""
     """One sentence with the numbers."""
     pairs: int = Field(default=0, ge=0)
@@ -325,11 +316,11 @@ class EndToEndReport(Record):
     predicted: float = Field(default=0.0, ge=0.0, le=1.0)
     """Share of the server's time that the swap should save."""
     gain: Gain | None = None
-    """Share of time that it saved; None where that was not measured."""
+    """Share of time that it saved; None if not measured."""
     divergence: float | None = Field(default=None, ge=0.0, le=1.0)
-    """Share of tokens that differ with the swap on; None where none was compared."""
+    """Share of tokens that differ with the swap on; None if none was compared."""
     own_divergence: float | None = Field(default=None, ge=0.0, le=1.0)
-    """The same of the original, asked again."""
+    """The same for a second run of the original."""
     tokens_per_s: tuple[float, float] | None = None
     """Mean throughput off and on."""
     ttft_ms: tuple[float, float] | None = None
@@ -359,7 +350,7 @@ def predicted_gain(share: float, speedup: float) -> float:
 def judge_end_to_end(
     blocks: Sequence[Block], *, predicted: float, settings: EndToEndSettings
 ) -> EndToEndReport | None:
-    """Judge what was measured so far; None where that is not decided, and more can be measured.
+    """Judge the measurements so far; None if they are inconclusive and more can be measured.
 
     Parameters
     ----------
@@ -368,7 +359,7 @@ def judge_end_to_end(
     predicted
         Share of time that the swap should save.
     settings
-        How much is enough.
+        How much evidence is enough.
     """
     pairs = len(blocks) // 2
     off, on = _of(blocks[: 2 * pairs], "off"), _of(blocks[: 2 * pairs], "on")
@@ -402,7 +393,7 @@ def judge_end_to_end(
 def not_measured(
     reason: EndToEndReason, detail: str, *, predicted: float, pairs: int = 0
 ) -> EndToEndReport:
-    """Return the answer where measuring ended before it was decided."""
+    """Return the report of a measurement that ended inconclusively."""
     return EndToEndReport(
         outcome=EndToEndOutcome.NOT_MEASURED,
         reason=reason,
@@ -413,7 +404,7 @@ def not_measured(
 
 
 def consequence(report: EndToEndReport | None, rule: EndToEndRule) -> Consequence:
-    """Return what an answer means under a policy; None is one that is still to come.
+    """Return what a report means under a policy; None is a report still to come.
 
     Examples
     --------
@@ -440,7 +431,7 @@ def _of(blocks: Sequence[Block], state: str) -> list[Block]:
 
 
 def _failures(off: Sequence[Block], on: Sequence[Block]) -> str:
-    """Say how many more requests failed with the swap; empty where chance may have done it."""
+    """Describe how many more requests failed with the swap; empty if it may be chance."""
     before, after = sum(b.failed for b in off), sum(b.failed for b in on)
     sent = sum(b.requests for b in on)
     if after < before + _LEAST_FAILURES or not sent:
@@ -454,7 +445,7 @@ def _failures(off: Sequence[Block], on: Sequence[Block]) -> str:
 def _harm(
     off: Sequence[Block], on: Sequence[Block], settings: EndToEndSettings
 ) -> tuple[EndToEndReason, str] | None:
-    """Return what is worse than without the swap, beyond doubt."""
+    """Return what is significantly worse than without the swap."""
     allowed = divergence_of(off) + settings.allowed_divergence
     least = share_bounds(divergence_of(on), compared_in(on))[0]
     if least > allowed:
@@ -479,7 +470,7 @@ def _harm(
 
 
 def _agrees(off: Sequence[Block], on: Sequence[Block], settings: EndToEndSettings) -> bool:
-    """Whether so few tokens differ, beyond doubt, that roundings explain them."""
+    """Whether significantly few tokens differ, so that roundings explain them."""
     return (
         share_bounds(divergence_of(on), compared_in(on))[1]
         <= divergence_of(off) + settings.allowed_divergence
@@ -496,7 +487,7 @@ def _speed(
         outcome, reason = EndToEndOutcome.NOT_MEASURED, EndToEndReason.NO_ANSWER
         return _report(outcome, reason, detail, off, on, predicted)
     told = f"{gain.point:.2%} of the time saved ({gain.lower:.2%} to {gain.upper:.2%})"
-    detail = f"{told}, predicted {predicted:.2%}, {needed:.2%} are needed"
+    detail = f"{told}, predicted {predicted:.2%}, {needed:.2%} are required"
     if gain.lower >= needed:
         outcome, reason = EndToEndOutcome.PASS, EndToEndReason.GAIN_HOLDS
     elif gain.upper < needed:

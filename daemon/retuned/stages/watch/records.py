@@ -1,4 +1,4 @@
-"""What is counted of a swap that is in force, what is said of it, and how much is enough."""
+"""Watch records: counters of an active swap, the report on them, and thresholds."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class WatchAction(StrEnum):
     KEEP = "keep"
     """Enough clean evidence."""
     ROLLBACK = "rollback"
-    """Go back at once; never gated."""
+    """Roll back immediately; never gated."""
 
 
 class WatchReason(StrEnum):
-    """Why; stable codes for policies, metrics and people."""
+    """Stable codes for policies and metrics."""
 
     TRIPPED = "tripped"
-    """The runtime took the order back by itself; make it official."""
+    """The runtime's circuit breaker stopped the order; record the rollback."""
     NONFINITE = "shadow-nonfinite"
-    """NaN or Inf where the incumbent has none, or the other way round."""
+    """NaN or Inf where the incumbent has none, or the reverse."""
     MISMATCH = "shadow-mismatch"
     """A check over the allowed difference."""
     ERRORS = "launch-errors"
@@ -35,8 +35,7 @@ class WatchReason(StrEnum):
     DECAY = "slow-decay"
     """The difference from the incumbent grows."""
     NOT_ENGAGED = "not-engaged"
-    """No launch ran the artifact in time, or graphs are replayed that are not followed; never a
-    win."""
+    """No launch ran the artifact in time, or graph replays are not followed; never a win."""
     NO_SAMPLE = "no-sample"
     """No report of this order yet."""
     TOO_FEW_CHECKS = "too-few-checks"
@@ -44,24 +43,24 @@ class WatchReason(StrEnum):
     TOO_EARLY = "too-early"
     """Enough checks, not enough time."""
     CANARY = "canary"
-    """Clean, and not all launches run it yet."""
+    """Clean, but not all launches run it yet."""
     SUPERSEDED = "superseded"
-    """A later order is in force; there is nothing of this one to watch."""
+    """A later order is active; this one is no longer watched."""
     CLEAN = "clean"
     """Enough clean checks over enough time."""
     NEEDS_RESTART = "needs-restart"
-    """The file is written, and the server reads it when it is started anew."""
+    """The file is written; the server reads it at its next start."""
     CONFIGURED = "configured"
     """The server's own lookup has picked the row for long enough; its launches are not counted."""
 
 
 class BucketSample(Record):
-    """What was counted of one shape bucket under an order."""
+    """Counters of one shape bucket under an order."""
 
     bucket: tuple[Annotated[int, Field(ge=0, le=64)], ...]
     """Bit length of each variable axis: lengths within a factor of two share one."""
     launches: int = Field(ge=0)
-    """Launches within the guard, those that a canary left to the original too."""
+    """Launches within the guard, including those that a canary left to the original."""
     checks: int = Field(ge=0)
     """Of those, compared with the incumbent."""
     step_checks: int = Field(ge=0)
@@ -69,14 +68,13 @@ class BucketSample(Record):
 
 
 class WatchSample(Record):
-    """What the runtime counted for one slot since the swap; totals, not deltas."""
+    """Counters of one slot since the swap; totals, not deltas."""
 
     definition: Name
-    """Slot."""
     artifact: Digest | None
-    """What is active; None is the original."""
+    """Active artifact; None is the original."""
     epoch: int
-    """Order that made it so."""
+    """Order that activated it."""
     swapped_launches: int = Field(ge=0)
     """Launches that ran the artifact: proof of engagement."""
     fallback_launches: int = Field(ge=0)
@@ -96,43 +94,45 @@ class WatchSample(Record):
     errors: int = Field(ge=0)
     """Launches that raised and fell back to the incumbent."""
     tripped: str = ""
-    """Why the runtime took the order back by itself; empty if it did not."""
+    """Why the runtime's circuit breaker stopped the order; empty if it did not."""
     processes: int = Field(default=1, ge=1)
-    """Processes of the server that this adds up."""
+    """Processes of the server in these totals."""
     idle_processes: int = Field(default=0, ge=0)
     """Processes of them in which no launch ran the artifact."""
     quiet_processes: int = Field(default=0, ge=0)
-    """Processes of those whose slot was not called at all since the order: no traffic, no fault."""
+    """Idle processes whose slot was not called since the order: no traffic, not a fault."""
     fraction: float = Field(default=1.0, ge=0.0, le=1.0)
     """Share of launches that run the artifact; the smallest of all processes."""
     fraction_s: float = Field(default=0.0, ge=0.0)
     """How long it has been so, seconds; the shortest of all processes."""
     buckets: tuple[BucketSample, ...] = ()
-    """By shape bucket, those launched most first."""
+    """By shape bucket, most launches first."""
     excluded: tuple[tuple[int, ...], ...] = ()
     """Shape buckets that the original serves although they are within the guard."""
     orphaned: bool = False
-    """Whether a canary was left alone for longer than its lease."""
+    """Whether a canary had no daemon for longer than its lease."""
     shadow_s: float = Field(default=0.0, ge=0.0)
     """Time that checks took, seconds."""
     throttled_checks: int = Field(default=0, ge=0)
-    """Checks left out because they would have cost more than they may."""
+    """Checks skipped because they would have cost more than allowed."""
     slowdown: float = Field(default=0.0, ge=0.0)
     """Time of the artifact over the incumbent's in the last timed check; 0 before the first."""
     members: tuple[str, ...] = ()
-    """Names of the processes, where known: another set has to prove itself anew."""
+    """Names of the processes, if known; another set needs new evidence."""
     idle_members: tuple[str, ...] = ()
-    """Names of the processes in which no launch ran the artifact, where known."""
+    """Names of the processes in which no launch ran the artifact, if known."""
     unfollowed_graphs: int = Field(default=0, ge=0)
-    """Captured graphs of which nobody knows what they launch, of all processes: no swap reaches
-    them, and what they replay is in no count."""
+    """Captured graphs whose launches are unknown, over all processes.
+
+    Swaps do not reach them, and no counter includes their replays."""
     configured: Literal["engaged", "needs-restart"] | None = None
-    """Of a kernel that a file configures: whether the server's own lookup picks the row, asked just
-    now. None where launches are counted."""
+    """For a kernel that a file configures: whether the server's lookup now picks the row.
+
+    None if launches are counted."""
 
     @model_serializer(mode="wrap")
     def _without_what_is_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what is not said: samples of counted launches look as they always did."""
+        """Leave out absent fields, so that samples of counted launches stay as before."""
         body: dict[str, Any] = handler(self)
         if self.configured is None:
             body.pop("configured", None)
@@ -140,10 +140,9 @@ class WatchSample(Record):
 
 
 class WatchReport(Record):
-    """The answer."""
+    """The result of `assess`."""
 
     action: WatchAction
-    """What to do."""
     reason: str
     """Stable code, such as ``shadow-mismatch`` or ``not-engaged``; see `WatchReason`."""
     detail: str = ""
@@ -151,8 +150,6 @@ class WatchReport(Record):
 
 
 class WatchSettings(Record):
-    """How much evidence is enough, and how little harm is too much."""
-
     engage_within_s: float = Field(default=60.0, gt=0.0)
     """Longest time until every process must have run the artifact, seconds."""
     min_checks: int = Field(default=300, ge=1)
@@ -164,10 +161,10 @@ class WatchSettings(Record):
     max_mismatches: int = Field(default=0, ge=0)
     """Checks that may be over the allowed difference."""
     decay_warmup: int = Field(default=5, ge=1)
-    """Reports with new checks whose mean log ratio is what later ones are compared with."""
+    """Reports with new checks whose mean log ratio is the reference for later ones."""
     decay_slack: float = Field(default=0.25, gt=0.0)
     """Rise of the log ratio over the warm-up that is not counted; 0.25 is 28 %."""
     decay_threshold: float = Field(default=4.0, gt=0.0)
     """Sum of counted rises that rolls back; 4 is a doubling that lasts nine reports."""
     decay_floor: float = Field(default=0.01, gt=0.0)
-    """Ratios below are taken as this: noise far under what is allowed is no decay."""
+    """Lower ratios are raised to this: noise far below the allowed difference is not decay."""

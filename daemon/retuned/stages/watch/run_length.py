@@ -1,11 +1,9 @@
-"""How long a CUSUM runs: what its parameters were chosen by. Pure.
+"""Run length of a CUSUM, for the choice of its parameters, and what clean checks prove. Pure.
 
-The average number of values until the alarm is that of a Markov chain (Brook and Evans 1972): the
-sum's range is cut into steps, and the chance to go from one to another is that of the value between
-them. The runtime's rules are `retuned.runtime.shadow.cusum.DECAY` and `PACE`; tests hold them to
-more than 10^6 checks between false alarms and to a doubling found within 200.
-
-What so many clean checks prove. Pure.
+The average number of values until the alarm is that of a Markov chain (Brook and Evans 1972). The
+sum's range is divided into steps; the chance to move from one to another is that of the value
+between them. The runtime's rules are `retuned.runtime.shadow.cusum.DECAY` and `PACE`; tests hold
+them to more than 10^6 checks between false alarms and to a doubling found within 200.
 """
 
 from __future__ import annotations
@@ -49,7 +47,9 @@ def run_length(
         If the spread is not positive or there are fewer than two states.
     """
     if spread <= 0.0 or states < 2:
-        raise ValueError(f"no run length with spread {spread} and {states} states")
+        raise ValueError(
+            f"spread must be positive and states at least 2, got {spread} and {states}"
+        )
 
     def below(value: float) -> float:
         if value < -rule.clip:
@@ -70,7 +70,7 @@ def run_length_of_signs(rule: CusumRule, *, share: float, states: int = _STATES)
         If the share is not between 0 and 1.
     """
     if not 0.0 <= share <= 1.0:
-        raise ValueError(f"{share} is no share")
+        raise ValueError(f"a share must be between 0 and 1, got {share}")
 
     def below(value: float) -> float:
         if value < -1.0:
@@ -118,7 +118,7 @@ def checks_needed(failure_rate: float, *, confidence: float = CONFIDENCE) -> int
 
 
 def failure_rate_bound(clean_checks: int, *, confidence: float = CONFIDENCE) -> float:
-    """Return what the share of wrong launches is below; 1 without a check.
+    """Return the upper bound of the share of wrong launches; 1 without a check.
 
     Examples
     --------
@@ -128,16 +128,16 @@ def failure_rate_bound(clean_checks: int, *, confidence: float = CONFIDENCE) -> 
     Raises
     ------
     ValueError
-        If the confidence is not between 0 and 1, or there are fewer checks than none.
+        If the confidence is not between 0 and 1, or the number of checks is negative.
     """
     _between(0.5, confidence)
     if clean_checks < 0:
-        raise ValueError(f"{clean_checks} checks cannot be")
+        raise ValueError(f"checks must not be negative, got {clean_checks}")
     return 1.0 if clean_checks == 0 else -math.expm1(math.log1p(-confidence) / clean_checks)
 
 
 def chance_found(failure_rate: float, *, checks: int) -> float:
-    """Return how likely so many checks find a kernel that is wrong in this share of launches.
+    """Return the chance that so many checks find a kernel that fails in this share of launches.
 
     Examples
     --------
@@ -156,7 +156,7 @@ def chance_found(failure_rate: float, *, checks: int) -> float:
 def seconds_to_find(
     failure_rate: float, *, every: int, launches_per_s: float, confidence: float = CONFIDENCE
 ) -> float:
-    """Return within how long such a kernel is found, at one check in so many launches.
+    """Return the time within which such a kernel is found, at one check in so many launches.
 
     Examples
     --------
@@ -166,25 +166,27 @@ def seconds_to_find(
     Raises
     ------
     ValueError
-        If a rate or the confidence makes no sense.
+        If a rate or the confidence is out of range.
     """
     if every < 1 or launches_per_s <= 0.0:
-        raise ValueError(f"one in {every} of {launches_per_s} launches per second is no rate")
+        raise ValueError(
+            f"a rate must be positive, got one in {every} of {launches_per_s} launches per second"
+        )
     return checks_needed(failure_rate, confidence=confidence) * every / launches_per_s
 
 
 def sentence(clean_checks: int) -> str:
-    """Say what so many clean checks prove.
+    """Describe what so many clean checks prove.
 
     Examples
     --------
     >>> sentence(300)
     'wrong in less than 0.99 % of launches (95 % sure)'
     >>> sentence(0)
-    'nothing is known of its failure rate'
+    'its failure rate is unknown'
     """
     if clean_checks <= 0:
-        return "nothing is known of its failure rate"
+        return "its failure rate is unknown"
     bound = 100.0 * failure_rate_bound(clean_checks)
     return f"wrong in less than {bound:.2g} % of launches (95 % sure)"
 
