@@ -1,8 +1,8 @@
-"""What a sidecar and the operator say to each other: the bodies of the agent API.
+"""Messages between sidecar and operator: the bodies of the agent API.
 
-Both sides read strictly. Everything that a sidecar says names its pod and its target, so that a
-record that went astray is refused and not believed of another. Times are those of whoever says
-them: nobody compares its clock with the other's, except to tell people that they differ.
+Both sides parse strictly. Every message of a sidecar names its pod and its target, so that a
+misdirected record is refused and not attributed to another pod. Times come from the sender's clock:
+neither side compares its clock with the other's, except to report that they differ.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ from retuned.stages.verdict import ServerEnvironment
 from retuned.stages.watch import WatchReport, WatchSample
 
 AUDIENCE = "retuned.dev"
-"""Audience of the token by which a sidecar proves which pod it is in."""
+"""Audience of the token by which a sidecar proves its pod."""
 VERSION = 2
-"""Of this language; grows when a body changes so that an older side cannot read it. Version 2 has
-what GPUs do beside the work: `older` takes it out of what an operator of version 1 is told."""
+"""Version of this protocol; it grows when a body changes so that an older side cannot parse it.
+
+Version 2 has the state of GPUs; `older` removes it for an operator of version 1."""
 
 MAX_PROCESSES = 256
 """Most processes of one server."""
 MAX_GPUS = 16
-"""Most accelerators of one pod that are told of."""
+"""Most accelerators in a report of one pod."""
 MAX_SLOTS = 1024
 """Most slots of one server."""
 MAX_COUNTED = 128
-"""Most lengths of one slot that are counted apart."""
+"""Most lengths of one slot with separate counts."""
 MAX_DEFINITIONS = 256
-"""Most live kernels that one pod tells."""
+"""Most live kernels that one pod reports."""
 MAX_DEFINITION_CHARS = 256 << 10
-"""Longest text of one: an experiment's task has to hold it beside a variant's source."""
+"""Longest text of one: an experiment's task must hold it and a variant's source."""
 MAX_WAIT_S = 30.0
-"""Longest time that a question for orders is held, seconds."""
+"""Longest time that a request for orders is held, seconds."""
 MAX_ARTIFACT_BYTES = 16 << 20
-"""Largest artifact, all its files: a sidecar holds one in memory while it delivers it."""
+"""Largest artifact, all its files: a sidecar holds one in memory during delivery."""
 
 MAX_ARTIFACT_FILES = 8
 """Most files of one artifact."""
@@ -65,247 +66,215 @@ class PodRef(Record):
     """One pod; another one of the same name has another uid."""
 
     namespace: Annotated[str, Field(min_length=1, max_length=63)]
-    """Its namespace."""
     name: PodName
-    """Its name."""
     uid: Annotated[str, Field(min_length=1, max_length=64)]
-    """Its uid."""
 
 
 class AgentMessage(Record):
-    """Base of what a sidecar says."""
+    """Base of a sidecar's messages."""
 
     pod: PodRef
-    """Who speaks; must be who the token says."""
+    """Sender; must match the token."""
     target: Annotated[str, Field(min_length=1, max_length=320)]
     """TuningTarget of the pod, as ``namespace/name``."""
 
 
 class ProcessEnvironment(Record):
-    """What one process of the server runs on; as `ServerEnvironment`."""
+    """What one process of the server runs on; fields as in `ServerEnvironment`."""
 
     process: Short
-    """Its name, for messages."""
     cpu: Short = ""
-    """Processor."""
     device: Short = ""
-    """Architecture of its GPU."""
     device_name: Short = ""
-    """As the vendor calls it."""
     driver: Short = ""
-    """Kernel driver of the GPU."""
     runtime: Short = ""
-    """CUDA or ROCm version of PyTorch."""
     torch: Short = ""
-    """PyTorch."""
     triton: Short = ""
-    """Triton."""
     numerics: dict[Short, Short] = Field(default_factory=dict, max_length=64)
-    """Variables that change what Triton compiles."""
 
     def environment(self) -> ServerEnvironment:
-        """Return it as stage 6 reads it."""
+        """Return it as stage 6's record."""
         return ServerEnvironment(**self.model_dump())
 
 
 class Hello(AgentMessage):
-    """The first thing that a sidecar says, and again every few minutes."""
+    """A sidecar's first message, repeated every few minutes."""
 
     target: Annotated[str, Field(max_length=320)] = ""
-    """TuningTarget that it believes to serve; empty where nobody told it, and the answer does."""
+    """TuningTarget that it serves; empty if unknown, and then the reply has it."""
     version: int = Field(ge=1)
-    """Of this language."""
     release: Short
     """Version of Retuned in the sidecar."""
     at: AwareDatetime
-    """Its wall time: only for people, to see clocks that differ."""
+    """Its wall time, only to show differences of clocks."""
     environments: tuple[ProcessEnvironment, ...] = Field(default=(), max_length=MAX_PROCESSES)
     """What the server's processes run on; empty while they do not answer."""
     spool: int = Field(default=0, ge=0)
-    """Reports that wait to be told."""
+    """Reports that wait to be sent."""
     lost: int = Field(default=0, ge=0)
-    """Reports that were thrown away since the pod began, because the spool was full."""
+    """Reports that were dropped since the pod began, because the spool was full."""
 
 
 class Welcome(Record):
-    """The operator's answer."""
+    """The operator's reply."""
 
     version: int = Field(ge=1)
-    """Of this language."""
     at: AwareDatetime
-    """Its wall time."""
     target: Annotated[str, Field(min_length=1, max_length=320)]
     """TuningTarget that selects the pod, as ``namespace/name``."""
     key: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
-    """Public key that artifacts are signed with, Ed25519, hex; empty shows none."""
+    """Public key that artifacts are signed with, Ed25519, hex; empty if the operator has none to
+    offer."""
 
 
 class ProfileReport(AgentMessage):
     """One window of the pod's workload."""
 
     id: Short
-    """Of the window; telling it again changes nothing."""
+    """Id of the window; sending it again changes nothing."""
     profile: WorkloadProfile
     """The window; its times are the pod's."""
     counts: dict[Name, Annotated[dict[Lengths, Launches], Field(max_length=MAX_COUNTED)]] = Field(
         default_factory=dict, max_length=MAX_SLOTS
     )
-    """Launches that slots counted in it, by slot and lengths; empty where nobody counts."""
+    """Launches that slots counted in it, by slot and lengths; empty without counters."""
     gpus_traced: int = Field(default=0, ge=0, le=MAX_PROCESSES)
-    """Accelerators whose launches traces have; 0 where that is not known."""
+    """Accelerators whose launches the traces have; 0 if unknown."""
     gpus: Gpus = ()
-    """How the pod's accelerators stood at its end; empty where nobody could say."""
+    """State of the pod's accelerators at its end; empty if unknown."""
 
 
 class DriftPost(AgentMessage):
-    """What stage 3 says of a window in which it has found something."""
+    """Stage 3's report of a window with a finding."""
 
     id: Short
-    """Of the window; telling it again changes nothing."""
+    """Id of the window; sending it again changes nothing."""
     report: DriftReport
-    """What was found."""
     gpus: Gpus = ()
-    """How the pod's accelerators stood when it was found; empty where nobody could say."""
+    """State of the pod's accelerators at that time; empty if unknown."""
 
 
 class DefinitionPost(AgentMessage):
-    """A live kernel of the pod's server, lifted there; told once, and again when more is known."""
+    """A live kernel lifted in the pod's server; sent once, and again with more information."""
 
     name: Name
-    """Of the definition."""
     text: Annotated[str, Field(min_length=2, max_length=MAX_DEFINITION_CHARS)]
     """JSON of the definition with its live shapes (`retuned.lifting.store_records`); untrusted."""
 
 
 class SlotWatch(Record):
-    """One slot: what is in force, and what stage 10 makes of it."""
+    """State of one slot, and stage 10's report on it."""
 
     definition: Name
-    """Slot."""
     active: Digest | None
     """Artifact in use; None is the original."""
     epoch: int = Field(ge=0)
-    """Last order that every process has carried out."""
+    """Last order that all processes have committed."""
     newest_epoch: int = Field(ge=0)
-    """Last order that any process has carried out."""
+    """Last order that any process has committed."""
     tripped: Short = ""
-    """Why the runtime took the order back by itself; empty if it did not."""
+    """Why the runtime's circuit breaker stopped the order; empty if it did not."""
     proposal: Short = ""
-    """Proposal that `report` is about; empty where nothing was ordered."""
+    """Proposal that `report` is about; empty without an order."""
     sample: WatchSample | None = None
-    """What was counted since the last order; None where the server does not say."""
+    """Counters since the last order; None if the server does not report them."""
     report: WatchReport | None = None
-    """Judged here, where every sample was seen; stays after a way back, until the next order."""
+    """Judged by the sidecar, which has every sample; it stays after a rollback, until the next
+    order."""
 
 
 class BlockedOrder(Record):
-    """Why a pod has not carried out the newest order of a slot, told again and again."""
+    """Why a pod has not committed the newest order of a slot; sent repeatedly."""
 
     order: OrderId
-    """Id of the order."""
     proposal: Short
-    """Proposal that it carries out."""
     definition: Name
     """Slot; the server may not have it yet."""
     epoch: int = Field(ge=1)
-    """Of the order."""
     final: bool
-    """Whether the order is refused for good; otherwise it waits, and may be carried out later."""
+    """Whether the order is refused permanently; otherwise it waits and may be committed later."""
     reason: Code
-    """Why, stable code."""
     detail: Text = ""
-    """For people."""
 
 
 class WatchPost(AgentMessage):
-    """How the server of a pod stands."""
+    """State of a pod's server."""
 
     at: AwareDatetime
-    """When it was looked at, by the pod's clock."""
+    """Time of the observation, by the pod's clock."""
     slots: tuple[SlotWatch, ...] = Field(max_length=MAX_SLOTS)
-    """Every slot."""
     held: tuple[BlockedOrder, ...] = Field(default=(), max_length=MAX_SLOTS)
-    """Newest orders that are not carried out, at most one a slot."""
+    """Newest uncommitted orders, at most one for each slot."""
 
 
 class Ack(Record):
-    """The operator's answer to what it was told."""
+    """The operator's reply to a report."""
 
     unheard: bool = False
-    """Whether it has not heard who is here: it has just begun, and knows no `Hello` of before."""
+    """Whether the operator has no `Hello` of this sidecar, because it has just started."""
 
 
 class Outcome(StrEnum):
-    """What became of an order in one pod."""
+    """Result of an order in one pod."""
 
     DONE = "done"
-    """Every process has carried it out."""
+    """Every process has committed it."""
     REFUSED = "refused"
-    """It will not be carried out here; the reason says why."""
+    """It will not be committed here; the reason has a code."""
     ROLLED_BACK = "rolled-back"
-    """It was in force, did harm, and the pod has gone back by itself."""
+    """It was active, did harm, and the pod has rolled it back."""
 
 
 class OrderDone(AgentMessage):
-    """What became of an order."""
+    """Result of an order."""
 
     order: OrderId
-    """Id of the order."""
     proposal: Short
-    """Proposal that it carries out."""
     definition: Name
-    """Slot."""
     epoch: int = Field(ge=1)
-    """Of the order."""
     outcome: Outcome
-    """What became of it."""
     reason: Code = ""
-    """Why, stable code; empty where it is done."""
+    """Stable code; empty if it is done."""
     detail: Text = ""
-    """For people."""
     at: AwareDatetime
-    """When, by the pod's clock."""
+    """Time by the pod's clock."""
     took_ns: int | None = Field(default=None, ge=0)
-    """How long the slowest flip took; None where nobody measured it."""
+    """Duration of the slowest flip; None if not measured."""
 
 
 class Orders(Record):
-    """All that a pod is to have: the newest order of each slot."""
+    """The wanted state of a pod: the newest order of each slot."""
 
     revision: int = Field(ge=1)
-    """Names this very set; see `revision_of`."""
+    """Identifies this very set; see `revision_of`."""
     orders: tuple[SwapOrder, ...] = Field(max_length=MAX_SLOTS)
-    """By slot."""
     traces: dict[OrderId, Traceparent] = Field(default_factory=dict, max_length=MAX_SLOTS)
-    """Spans that orders go on from, by id, where traces are on; told to who asks for them, and no
-    part of the revision."""
+    """Parent spans of orders, by id, if tracing is on.
+
+    Sent on request, and not part of the revision."""
 
 
 class BundleFile(Record):
     """One file of an artifact."""
 
     size_bytes: int = Field(ge=0, le=MAX_ARTIFACT_BYTES)
-    """Its length."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     """Of its bytes, hex."""
 
 
 class Bundle(Record):
-    """First line of an artifact on the wire; the bytes of its files follow in this order."""
+    """First line of a transferred artifact; the bytes of its files follow in this order."""
 
     digest: Digest
-    """Which artifact."""
     files: dict[FileName, BundleFile] = Field(min_length=1, max_length=MAX_ARTIFACT_FILES)
-    """By name."""
 
     @property
     def size_bytes(self) -> int:
-        """All files together."""
         return sum(file.size_bytes for file in self.files.values())
 
 
 Report = ProfileReport | DriftPost | WatchPost | DefinitionPost
-"""What is posted; the path follows from the kind."""
+"""A message to post; its kind gives the path."""
 
 
 _SINCE_2 = frozenset({"gpus", "gpus_traced"})
@@ -315,7 +284,7 @@ SaidT = TypeVar("SaidT", bound=AgentMessage)
 
 
 def older(report: SaidT, *, version: int) -> SaidT:
-    """Return what a side of a version can read of a report: version 1 knows nothing of GPUs."""
+    """Return the report as a side of an older version can parse it: version 1 has no GPUs."""
     known = _SINCE_2 & type(report).model_fields.keys()
     if version >= VERSION or not known:
         return report
@@ -325,7 +294,9 @@ def older(report: SaidT, *, version: int) -> SaidT:
 
 
 def wire_json(report: Record) -> str:
-    """Return a report as it is sent: what an older side does not know is there only if it is set.
+    """Return a report in its transfer format.
+
+    Fields that an older side lacks are omitted unless they are set.
 
     Examples
     --------
@@ -338,7 +309,7 @@ def wire_json(report: Record) -> str:
 
 
 def environment_digest(environments: Sequence[ProcessEnvironment]) -> Digest | None:
-    """Return the digest of what all processes of a server run on; None where they differ.
+    """Return the common environment digest of all processes; None if they differ.
 
     Examples
     --------
@@ -354,10 +325,10 @@ def environment_digest(environments: Sequence[ProcessEnvironment]) -> Digest | N
 
 
 def revision_of(orders: Sequence[SwapOrder]) -> int:
-    """Return a number that names a set of orders.
+    """Return a number that identifies a set of orders.
 
-    It follows from what is ordered, so an operator that starts anew, or another one that leads now,
-    names the same set alike. It says nothing of earlier or later.
+    It depends only on the orders, so a restarted operator or another leader computes the same
+    number. It does not order sets in time.
 
     Examples
     --------
@@ -369,11 +340,11 @@ def revision_of(orders: Sequence[SwapOrder]) -> int:
 
 
 def as_orders(orders: Sequence[SwapOrder]) -> Orders:
-    """Return the answer for a set of orders."""
+    """Return the message for a set of orders."""
     ordered = sorted(orders, key=lambda order: (order.definition, order.epoch))
     return Orders(revision=revision_of(ordered), orders=tuple(ordered))
 
 
 def skew_s(hello: Hello, *, now: datetime) -> float:
-    """Return how far a pod's clock is ahead, seconds; for people."""
+    """Return how far a pod's clock is ahead, seconds, for display."""
     return (hello.at - now).total_seconds()

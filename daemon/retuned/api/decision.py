@@ -1,4 +1,4 @@
-"""SwapDecision and TuningFreeze: what people say. Written once; admission proves who."""
+"""SwapDecision and TuningFreeze: decisions of people. Written once; admission verifies the user."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ from retuned.stages.gate.values import Glob
 
 
 class SwapDecisionSpec(ApiModel):
-    """One person's word on one proposal."""
+    """One person's decision on one proposal."""
 
     proposal_ref: UidRef
-    """The proposal that the person saw."""
+    """The proposal that the person reviewed."""
     digest: Digest
-    """The artifact that the person saw; a word on another one counts for nothing."""
+    """The artifact that the person reviewed; a decision about another one does not count."""
     decision: DecisionKind
-    """The word."""
+    """The decision."""
     user: User
-    """Who; admission refuses another name than the requester's."""
+    """User name; admission refuses any other than the requester's."""
     groups: tuple[User, ...] = Field(default=(), max_length=64)
-    """Groups that the word is given for; admission refuses others than the requester's."""
+    """Groups that the decision is made for; admission refuses others than the requester's."""
     comment: str = Field(default="", max_length=4000)
-    """Why."""
+    """Reason for the decision."""
     channel: str = Field(default="kubectl", max_length=64, pattern=r"^[a-z0-9-]+$")
-    """How it came: ``kubectl``, ``review-page``."""
+    """Where the decision was made: ``kubectl``, ``review-page``."""
     policy_generation: int = Field(default=0, ge=0)
-    """Generation of the policy that the person saw; an approval under another does not count."""
+    """Generation of the policy at that time; an approval under another does not count."""
     policy_digest: Digest | None = None
     """Digest of that policy; an approval without it does not count."""
 
 
 class SwapDecisionStatus(ApiModel):
-    """Nothing is decided here; the operator may note whether it counts."""
+    """Whether the decision counts, as the operator records it. The gate does not read it."""
 
     conditions: tuple[Condition, ...] = Field(
         default=(), max_length=4, json_schema_extra={"x-map-key": "type"}
     )
-    """What is true of it."""
+    """Conditions of the decision."""
 
 
 class SwapDecision(ApiModel):
-    """One person's word, which outlives the proposal as the audit record."""
+    """One person's decision. It outlives the proposal as the audit record."""
 
     api_version: Literal["retuned.dev/v1alpha1"]
     kind: Literal["SwapDecision"]
     metadata: ObjectMeta
-    """Name; the server's creation time is when it was said."""
+    """Name; the API server's creation time is the time of the decision."""
     spec: SwapDecisionSpec
-    """The word."""
+    """The decision."""
     status: SwapDecisionStatus = SwapDecisionStatus()
     """Whether it counts."""
 
@@ -68,11 +68,11 @@ class SwapDecision(ApiModel):
         Raises
         ------
         ValueError
-            If the object is not from an API server, and so has no time.
+            If the object does not come from an API server, and so has no time.
         """
         at = self.metadata.creation_timestamp
         if at is None:
-            raise ValueError("a decision that no API server has taken has no time")
+            raise ValueError("a decision without a creation time does not come from an API server")
         return gate.SwapDecision(
             proposal=proposal,
             digest=self.spec.digest,
@@ -87,7 +87,7 @@ class SwapDecision(ApiModel):
 
 
 class FreezeScope(ApiModel):
-    """What a freeze is for; empty lists mean everything."""
+    """The scope of a freeze; empty lists match everything."""
 
     targets: tuple[Glob, ...] = Field(default=(), max_length=64)
     """Patterns over targets, as ``namespace/name``."""
@@ -96,40 +96,40 @@ class FreezeScope(ApiModel):
 
 
 class TuningFreezeSpec(ApiModel):
-    """A stop sign: while it stands nothing starts."""
+    """A stop for new swaps until it ends or is deleted."""
 
     stop_policy: StopPolicy = StopPolicy.HOLD
-    """What becomes of swaps under way."""
+    """What happens to swaps in progress."""
     scope: FreezeScope = FreezeScope()
-    """What it is for."""
+    """What the freeze applies to."""
     until: AwareDatetime | None = None
-    """When it ends by itself; None stands until it is deleted."""
+    """When the freeze ends. Without it, the freeze ends when the object is deleted."""
     reason: Note = ""
-    """Why."""
+    """Reason for the freeze."""
     user: User
-    """Who; admission refuses another name than the requester's."""
+    """User name; admission refuses any other than the requester's."""
 
 
 class TuningFreezeStatus(ApiModel):
-    """What it holds."""
+    """Effect of the freeze."""
 
     conditions: tuple[Condition, ...] = Field(
         default=(), max_length=4, json_schema_extra={"x-map-key": "type"}
     )
-    """What is true of it."""
+    """Conditions of the freeze."""
 
 
 class TuningFreeze(ApiModel):
-    """A stop sign for the whole cluster or a part of it; its existence is what counts."""
+    """Stop for new swaps in the cluster or a part of it, for as long as the object exists."""
 
     api_version: Literal["retuned.dev/v1alpha1"]
     kind: Literal["TuningFreeze"]
     metadata: ObjectMeta
-    """Name."""
+    """Name of the freeze."""
     spec: TuningFreezeSpec
-    """What is frozen."""
+    """Scope and effect of the freeze."""
     status: TuningFreezeStatus = TuningFreezeStatus()
-    """What it holds."""
+    """Effect of the freeze."""
 
     def stage_freeze(self) -> gate.TuningFreeze:
         """Return the record that the gate reads.
@@ -137,11 +137,11 @@ class TuningFreeze(ApiModel):
         Raises
         ------
         ValueError
-            If the object is not from an API server, and so has no time.
+            If the object does not come from an API server, and so has no time.
         """
         at = self.metadata.creation_timestamp
         if at is None:
-            raise ValueError("a freeze that no API server has taken has no time")
+            raise ValueError("a freeze without a creation time does not come from an API server")
         return gate.TuningFreeze(
             id=self.metadata.name,
             stop_policy=self.spec.stop_policy,

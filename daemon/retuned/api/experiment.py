@@ -1,7 +1,4 @@
-"""KernelExperiment: a plan that pods carry out, and what came of it.
-
-What came of an experiment: phases, Jobs, trials, the best verified variant.
-"""
+"""KernelExperiment: a plan that pods execute, its phases, Jobs, trials and best variant."""
 
 from __future__ import annotations
 
@@ -33,34 +30,33 @@ from retuned.stages.verdict import Interval
 
 
 class ExperimentPhase(StrEnum):
-    """Where an experiment is; the last six end it."""
+    """Phase of an experiment; the last six end it."""
 
     PENDING = "Pending"
-    """Nobody has looked at it yet."""
+    """The operator has not processed it yet."""
     QUEUED = "Queued"
-    """It waits: for its budget, room on a node, the end of a freeze or an alert, or a queue."""
+    """It waits for its budget, capacity, the end of a freeze or an alert, or a queue."""
     RUNNING = "Running"
-    """Variants are searched."""
+    """The search runs."""
     VERIFYING = "Verifying"
-    """The finalists are measured again by the trusted harness."""
+    """The trusted harness measures the finalists again."""
     PREEMPTED = "Preempted"
-    """Production took its place; it begins again."""
+    """Production took its capacity; it restarts."""
     SUCCEEDED = "Succeeded"
-    """A winner; its proposal is written."""
+    """It has a winner; the proposal is written."""
     NO_IMPROVEMENT = "NoImprovement"
-    """Nothing was proven faster."""
+    """No variant was proven faster."""
     FAILED = "Failed"
-    """Its pods failed; says nothing of the candidates."""
+    """Its pods failed; this is not evidence about the candidates."""
     ABORTED = "Aborted"
-    """Somebody ended it."""
+    """A person ended it."""
     OUTDATED = "Outdated"
-    """The servers moved on: another baseline or environment."""
+    """The servers changed: another baseline or environment."""
     REFUSED = "Refused"
     """No policy allows it, or it cannot run here."""
 
     @property
     def is_terminal(self) -> bool:
-        """Whether nothing follows."""
         return self in _ENDED
 
 
@@ -77,109 +73,112 @@ _ENDED = frozenset(
 
 
 class JobRole(StrEnum):
-    """What a Job of an experiment does."""
+    """Task of a Job."""
 
     COMPILE = "compile"
-    """Compiles and audits; no accelerator. Where it fails the search does it."""
+    """Compiles and audits without an accelerator. If it fails, the search compiles."""
     GENERATE = "generate"
-    """Asks a model for source; reaches its endpoint and runs nothing that was generated. Where it
-    fails there is none."""
+    """Requests source from a language model; it reaches the model's endpoint and runs no generated
+    code. If it fails, there is no generated source."""
     SEARCH = "search"
-    """Times variants in pods that nobody trusts."""
+    """Times variants in untrusted pods."""
     VERIFY = "verify"
-    """Measures finalists again with the trusted harness, on seeds nobody saw."""
+    """Measures finalists again with the trusted harness, on unseen seeds."""
 
 
 class JobRef(ApiModel):
     """One Job of an experiment."""
 
     name: ObjectName
-    """Its name."""
+    """Name of the Job."""
     uid: Uid
-    """Its uid."""
+    """Uid of the Job."""
     role: JobRole
-    """What it does."""
+    """Task of the Job."""
     attempt: int = Field(default=1, ge=1)
-    """Which try; a preempted one is tried again."""
+    """Number of the attempt; a preempted Job is retried."""
     result: Uid | None = None
-    """Uid of the pod whose result counts: the first that was complete; None before."""
+    """Uid of the pod whose result counts: the first complete one. Unset before."""
     given_up: Note = ""
-    """Why the experiment goes on without it: a stable code, and what the pod said. Only of a Job
-    that helps others."""
+    """Why the experiment continues without it: a stable code and the pod's message.
+
+    Only for a Job that helps others."""
 
 
 class Trials(ApiModel):
-    """How many variants are where."""
+    """Number of variants by result."""
 
     total: int = Field(default=0, ge=0)
-    """Tried so far."""
+    """Variants tried so far."""
     correct: int = Field(default=0, ge=0)
-    """Computed the right thing and were timed."""
+    """Variants with correct results that were timed."""
     failed: int = Field(default=0, ge=0)
-    """Refused by a gate."""
+    """Variants that a gate refused."""
     without_result: int = Field(default=0, ge=0)
-    """Whose numbers never came."""
+    """Variants whose results are missing."""
 
 
 class Best(ApiModel):
     """The best verified variant."""
 
     digest: Digest
-    """Artifact."""
+    """Digest of the artifact."""
     speedup: Interval
-    """Production-weighted, measured again from zero."""
+    """Speedup, weighted by production launches, measured again from zero."""
     result: Uid
     """Uid of the pod that measured it."""
 
 
 class Spell(ApiModel):
-    """One stretch of time in which a Job held an accelerator and worked."""
+    """A span of time in which a Job used an accelerator."""
 
     job: ObjectName
-    """Job."""
+    """Name of the Job."""
     started_at: AwareDatetime
     """When its pod began to run."""
     ended_at: AwareDatetime | None = None
-    """When it ended, or was taken away or held back; None while it runs."""
+    """When its pod ended, was preempted or was suspended. Unset while it runs."""
 
 
 class KernelExperimentStatus(ApiModel):
-    """What came of it."""
+    """Result of the experiment."""
 
     observed_generation: int = Field(default=0, ge=0)
-    """Generation of the spec that this is about."""
+    """Generation of the spec that this status describes."""
     phase: ExperimentPhase = ExperimentPhase.PENDING
-    """Where it is."""
+    """Phase of the experiment."""
     reason: Code = ""
-    """Why, stable code."""
+    """Reason for the phase, a stable code."""
     detail: Note = ""
-    """Why, for people."""
+    """Explanation of the phase."""
     trials: Trials = Trials()
-    """How many variants are where."""
+    """Number of variants by result."""
     best: Best | None = None
-    """The best verified variant; None before there is one."""
+    """The best verified variant. Unset before there is one."""
     job_refs: tuple[JobRef, ...] = Field(
         default=(), max_length=64, json_schema_extra={"x-map-key": "name"}
     )
-    """Jobs that were made for it."""
+    """Jobs created for the experiment."""
     preemptions: int = Field(default=0, ge=0)
-    """How often production took its place."""
+    """How often production took its capacity."""
     lost_results: int = Field(default=0, ge=0)
-    """How often the result of a Job could not be read, and the Job was made again."""
+    """How often a Job's result was unreadable and the Job was created again."""
     proposal: ObjectName | None = None
-    """SwapProposal that its win became; None where there is none."""
+    """SwapProposal made from its win. Unset without one."""
     started_at: AwareDatetime | None = None
-    """When its first Job on an accelerator began to run; None before."""
+    """When its first Job on an accelerator began to run. Unset before."""
     device_time: tuple[Spell, ...] = Field(default=(), max_length=64)
-    """When its Jobs held an accelerator, oldest first: that, and no waiting, is what it costs."""
+    """Times in which its Jobs used an accelerator, oldest first.
+
+    Their sum is its cost; waiting is free."""
     finished_at: AwareDatetime | None = None
-    """When it ended; None before."""
+    """When it ended. Unset before."""
     traceparent: Traceparent | None = None
-    """Span in which it was last written, a W3C ``traceparent``; None where traces are off."""
+    """Span of the last write, a W3C ``traceparent``. Unset if tracing is off."""
     conditions: tuple[Condition, ...] = Field(
         default=(), max_length=16, json_schema_extra={"x-map-key": "type"}
     )
-    """What is true of it."""
+    """Conditions of the experiment."""
 
 
 class Shape(ApiModel):
@@ -192,35 +191,35 @@ class Shape(ApiModel):
 
 
 class ExperimentKernel(ApiModel):
-    """What is tuned."""
+    """The kernel to tune."""
 
     name: KernelName
-    """Definition."""
+    """Name of its definition."""
     shapes: tuple[Shape, ...] = Field(min_length=1, max_length=128)
     """Weighted shapes."""
 
 
 class Baseline(ApiModel):
-    """What runs now."""
+    """The incumbent at the time of the plan."""
 
     digest: Digest
-    """Variant in production."""
+    """Digest of the incumbent."""
 
 
 class Drift(ApiModel):
-    """Why the experiment was thought of."""
+    """The drift that caused the experiment."""
 
     reason: Code = ""
     """Stable code of the drift, such as ``new-shape``."""
     sentence: Note = ""
-    """For people."""
+    """The drift report in one sentence."""
 
 
 class Search(ApiModel):
-    """Who proposes variants."""
+    """How variants are generated."""
 
     generators: tuple[KernelName, ...] = Field(default=("search",), min_length=1, max_length=16)
-    """Generators, by name."""
+    """Names of the generators."""
     structures: tuple[KernelName, ...] = Field(default=(), max_length=64)
     """Restrict the search to these structures; empty means all."""
 
@@ -231,64 +230,65 @@ class TrialBudget(ApiModel):
     max_candidates: int = Field(default=32, ge=1, le=100_000)
     """Most variants that are compiled."""
     max_seconds: float = Field(default=120.0, gt=0.0, le=1e6)
-    """Wall time of the search."""
+    """Wall time of the search, seconds."""
     finalists: int = Field(default=3, ge=1, le=3)
     """Most variants that are measured again from zero."""
 
 
 class Buckets(ApiModel):
-    """How the profile rounded lengths, as `retuned.stages.profile.ProfileSettings`."""
+    """How the profile rounded lengths; fields as in `retuned.stages.profile.ProfileSettings`."""
 
     ladder: tuple[int, ...] = Field(default=ProfileSettings().ladder, max_length=256)
-    """Small dims, rising, elements."""
+    """Buckets of small dims, rising, elements."""
     step: int = Field(default=ProfileSettings().step, ge=1)
     """Above the ladder dims round up to a multiple of this, elements."""
     max_signatures: int = Field(default=ProfileSettings().max_signatures, ge=1)
     """Signatures kept exactly."""
     mode_gap_ratio: float = Field(default=ProfileSettings().mode_gap_ratio, gt=1.0)
-    """Two durations further apart are two modes."""
+    """Factor between durations from which two modes are distinct."""
     mode_launches: int = Field(default=ProfileSettings().mode_launches, ge=1)
-    """Fewest launches of a mode."""
+    """Fewest launches of a duration mode."""
     modes_max: int = Field(default=ProfileSettings().modes_max, ge=1)
-    """Most modes at one geometry."""
+    """Most duration modes at one geometry."""
 
 
 class KernelExperimentSpec(ApiModel):
-    """The plan; never changes, except that it may be suspended or aborted."""
+    """The plan. It is immutable, except that it may be suspended or aborted."""
 
     target_ref: LocalRef
-    """Servers it is for."""
+    """TuningTarget of the experiment."""
     plan: Id
-    """Id of the plan; a replayed plan is the same experiment."""
+    """Id of the plan; equal plans are the same experiment."""
     hypothesis: Id
-    """Id of the belief it tests."""
+    """Id of the hypothesis that it tests."""
     kernel: ExperimentKernel
-    """What is tuned, at which shapes."""
+    """Kernel and shapes to tune."""
     gpu_model: Model
-    """Accelerator it must run on."""
+    """Accelerator model it must run on."""
     environment: Digest
-    """Where it must run: evidence from elsewhere does not count."""
+    """Digest of the required environment; evidence from another one does not count."""
     baseline: Baseline
-    """What it must beat."""
+    """The incumbent that it must beat."""
     drift: Drift = Drift()
-    """Why it was thought of."""
+    """The drift that caused it."""
     search: Search = Search()
-    """Who proposes variants."""
+    """How variants are generated."""
     budget: TrialBudget = TrialBudget()
-    """Limits."""
+    """Limits of the experiment."""
     buckets: Buckets = Buckets()
-    """How the profile rounded lengths: each shape stands for its whole bucket."""
+    """How the profile rounded lengths: each shape represents its whole bucket."""
     batch_invariant: bool = True
-    """Refuse variants whose rows change with the batch's size, where the incumbent's do not."""
+    """Whether to refuse variants whose rows change with the batch's size, if the incumbent's rows
+    do not."""
     policy_ref: PolicyRef
     """Policy that allowed it."""
     suspend: bool = False
-    """Hold its Jobs back; what runs is stopped and begins anew."""
+    """Suspend its Jobs; a running Job is stopped and restarts later."""
     abort: Abort = Abort()
-    """End it."""
+    """End the experiment."""
 
     def stage_plan(self) -> ExperimentPlan:
-        """Return the plan as the stages and the lab know it."""
+        """Return the plan as the record of the stages and the lab."""
         return ExperimentPlan(
             id=self.plan,
             hypothesis=self.hypothesis,
@@ -315,7 +315,7 @@ def experiment_spec(
     policy: PolicyRef,
     drift: Drift | None = None,
 ) -> KernelExperimentSpec:
-    """Write a plan as the spec of a custom resource; `stage_plan` reads it back.
+    """Render a plan as the spec of a custom resource; `stage_plan` is the inverse.
 
     Parameters
     ----------
@@ -324,7 +324,7 @@ def experiment_spec(
     gpu_model
         Accelerator that the sidecars report.
     policy
-        The policy that allows the experiment, as it stands.
+        The policy that allows the experiment, at its present generation.
     drift
         Why; empty by default.
 
@@ -359,8 +359,8 @@ class KernelExperiment(ApiModel):
     api_version: Literal["retuned.dev/v1alpha1"]
     kind: Literal["KernelExperiment"]
     metadata: ObjectMeta
-    """Name."""
+    """Name of the experiment."""
     spec: KernelExperimentSpec
     """The plan."""
     status: KernelExperimentStatus = KernelExperimentStatus()
-    """What came of it."""
+    """Result of the experiment."""

@@ -1,7 +1,7 @@
-"""KernelTuningPolicy as a custom resource: the very schema that the local files have.
+"""KernelTuningPolicy as a custom resource, with the schema of the local files.
 
-What is added is a status, and how an object of the API server becomes the policy that the gate
-reads. Labels and annotations are left out of it: tools write them, and the digest that approvals
+It adds a status, and the conversion of an object of the API server to the policy that the gate
+reads. Labels and annotations are not converted: tools write them, and the digest that approvals
 name must not change with them.
 """
 
@@ -21,39 +21,40 @@ class EffectiveWindows(ApiModel):
     """Whether swaps may start under this policy."""
 
     open: bool
-    """Whether they may now."""
+    """Whether a swap may start now."""
     next_change: AwareDatetime | None = None
-    """When that changes by itself; None where no change is foreseen."""
+    """When `open` changes without an edit. Unset if no change is predicted."""
     why: Note = ""
-    """Which window says so."""
+    """The window that decides."""
 
 
 class PolicyStatus(ApiModel):
-    """What the operator makes of it."""
+    """The operator's evaluation of the policy."""
 
     observed_generation: int = Field(default=0, ge=0)
-    """Generation of the spec that this is about."""
+    """Generation of the spec that this status describes."""
     digest: Digest | None = None
-    """What approvals name; None while the policy cannot be used."""
+    """Digest that approvals name. Unset while the policy is invalid."""
     effective_windows: EffectiveWindows | None = None
-    """Whether swaps may start; None while the policy cannot be used."""
+    """Whether swaps may start. Unset while the policy is invalid."""
     conditions: tuple[Condition, ...] = Field(
         default=(), max_length=16, json_schema_extra={"x-map-key": "type"}
     )
-    """What is true of it; ``Ready`` is false while it cannot be used, and then nothing moves."""
+    """Conditions of the policy; ``Ready`` is false while it is invalid, and then nothing is
+    swapped."""
 
 
 class PolicyObject(ApiModel):
-    """What may be tried, what must be proven, who must agree, and when."""
+    """Rules for experiments, validation, approval and rollout."""
 
     api_version: Literal["retuned.dev/v1alpha1"]
     kind: Literal["KernelTuningPolicy"]
     metadata: ObjectMeta
-    """Name."""
+    """Name of the policy."""
     spec: PolicySpec
-    """What it says."""
+    """Rules of the policy."""
     status: PolicyStatus = PolicyStatus()
-    """What the operator makes of it."""
+    """The operator's evaluation of the policy."""
 
     def stage_policy(self) -> gate.KernelTuningPolicy:
         """Return the policy that the gate reads; only name and spec are part of it."""

@@ -1,6 +1,6 @@
-"""SwapProposal: a proven win that policy and people decide on, and how it spreads over pods.
+"""SwapProposal: a proven win that policy and people decide on, and its rollout over pods.
 
-How far a proposal is: phases, the gate's answer, what each pod was told, what looks show.
+Its status has the phase, the gate decision, the order of each pod, and the measurements.
 """
 
 from __future__ import annotations
@@ -33,65 +33,65 @@ from retuned.stages.verdict import Interval
 
 
 class ProposalPhase(StrEnum):
-    """Where a proposal is."""
+    """Phase of a proposal."""
 
     PENDING = "Pending"
-    """Nobody has looked at it yet."""
+    """The operator has not processed it yet."""
     VALIDATING = "Validating"
-    """Its evidence and its world are being checked."""
+    """The operator checks its evidence, baseline and environment."""
     AWAITING_APPROVAL = "AwaitingApproval"
-    """People or a policy have to agree."""
+    """It waits for an approval or a policy."""
     APPROVED = "Approved"
-    """Agreed; nothing is swapped yet."""
+    """Approved; no swap has started."""
     SCHEDULED = "Scheduled"
-    """Agreed; a window, a freeze, a budget or another rollout holds it back."""
+    """Approved; a window, a freeze, a budget or another rollout delays it."""
     CANARY = "Canary"
-    """The first pods get it."""
+    """The first pods swap."""
     ANALYZING = "Analyzing"
-    """What has it is watched before more get it."""
+    """The swapped pods are measured before further pods swap."""
     PROMOTING = "Promoting"
-    """The next wave gets it."""
+    """The next wave swaps."""
     PAUSED = "Paused"
-    """No data: a person has to say how to go on."""
+    """Measurements have no data: a person must decide how to continue."""
     WATCHING = "Watching"
-    """Every pod has it; still watched."""
+    """Every pod has swapped and is still watched."""
     PROMOTED = "Promoted"
-    """Kept."""
+    """The swap is kept."""
     ROLLING_BACK = "RollingBack"
-    """Every pod goes back."""
+    """Every pod rolls back."""
     ROLLBACK_FAILED = "RollbackFailed"
-    """Some pod does not go back: page somebody; it is tried on and on."""
+    """A pod does not roll back: a person is paged, and the rollback is retried."""
     ROLLED_BACK = "RolledBack"
-    """Every pod is back."""
+    """Every pod has rolled back."""
     INVALID = "Invalid"
-    """Its evidence does not carry it."""
+    """Its evidence does not support it."""
     REJECTED = "Rejected"
-    """A person, or the policy's floor, said no."""
+    """A person, or the policy's floor, rejected it."""
     EXPIRED = "Expired"
-    """Nobody decided in time."""
+    """It was not decided in time."""
     ABORTED = "Aborted"
-    """Ended before any pod had it."""
+    """It ended before any pod swapped."""
     SUPERSEDED = "Superseded"
-    """A newer proposal came, or the world that it was measured in is gone."""
+    """A newer proposal exists, or its baseline or environment is gone."""
 
     @property
     def is_terminal(self) -> bool:
-        """Whether nothing follows; a promoted swap may still be taken back by a freeze."""
+        """Whether nothing follows; a freeze may still roll back a promoted swap."""
         return self in _ENDED
 
     @property
     def is_before_swap(self) -> bool:
-        """Whether no pod can have been told to load it."""
+        """Whether no pod can have an order to load it."""
         return self in _BEFORE
 
     @property
     def is_under_way(self) -> bool:
-        """Whether pods may have it and not all are proven."""
+        """Whether pods may have swapped and not all are proven."""
         return self in _UNDER_WAY
 
     @property
     def is_going_back(self) -> bool:
-        """Whether every pod is being told to go back."""
+        """Whether every pod is being rolled back."""
         return self in (ProposalPhase.ROLLING_BACK, ProposalPhase.ROLLBACK_FAILED)
 
 
@@ -127,98 +127,99 @@ _ENDED = frozenset(
 
 
 class GateStatus(ApiModel):
-    """What the gate said last."""
+    """The last gate decision."""
 
     state: GateState
-    """Where the proposal stands with the policy."""
+    """State of the proposal at the gate."""
     reason: GateReason
     """Stable code."""
     sentence: Note = ""
-    """For people."""
+    """The decision in one sentence."""
     name: str = Field(default="", max_length=253)
-    """Gate within the policy; empty where none matched."""
+    """Gate within the policy; empty if none matched."""
     policy: str = Field(default="", max_length=320)
-    """Policy that decided, as ``namespace/name``; empty where none matched."""
+    """Policy that decided, as ``namespace/name``; empty if none matched."""
     policy_generation: int = Field(default=0, ge=0)
-    """Its generation; decisions name it. 0 where none matched."""
+    """Its generation, which decisions name. 0 if none matched."""
     policy_digest: Digest | None = None
-    """Its digest; decisions name it. None where none matched."""
+    """Its digest, which decisions name. Unset if none matched."""
     required: int = Field(default=0, ge=0)
-    """Approvals that it asks for."""
+    """Approvals that the gate requires."""
     received: tuple[User, ...] = Field(default=(), max_length=64)
     """Users whose approval counts."""
     missing: int = Field(default=0, ge=0)
     """Approvals still missing."""
     missing_from: tuple[Note, ...] = Field(default=(), max_length=64)
-    """Who may still give one; empty means anybody."""
+    """Who may still give one; empty means any user."""
 
 
 class WindowStatus(ApiModel):
     """Whether a swap may start."""
 
     open: bool
-    """Whether it may now."""
+    """Whether a swap may start now."""
     next_change: AwareDatetime | None = None
-    """When that changes by itself; None where no change is foreseen."""
+    """When `open` changes without an edit. Unset if no change is predicted."""
 
 
 class PodState(StrEnum):
-    """What a pod has been told."""
+    """Wanted state of a pod."""
 
     SWAP = "swap"
-    """To load the artifact and make it active."""
+    """Load the artifact and activate it."""
     BACK = "back"
-    """To go back to what was there before."""
+    """Roll back to the previous variant or the original."""
 
 
 class PodOrder(ApiModel):
-    """What one pod has been told; the operator hands its sidecar the order that follows."""
+    """Order of one pod; the operator sends it to the pod's sidecar."""
 
     name: ObjectName
-    """Pod."""
+    """Name of the pod."""
     uid: Uid
-    """Its uid; a new pod of the same name has been told nothing."""
+    """Its uid; a new pod of the same name has no order."""
     wants: PodState
-    """What it is told."""
+    """Wanted state."""
     epoch: int = Field(ge=1)
-    """Of the order; a sidecar carries out an epoch once."""
+    """Epoch of the order; a sidecar commits an epoch once."""
     since: AwareDatetime
-    """When it was told."""
+    """When the order was made."""
     ends: int | None = Field(default=None, ge=0)
-    """How often the server's container had ended by then; None in orders of older operators."""
+    """How often the server's container had ended by then. Unset in orders of older operators."""
     done: bool = False
-    """Whether it says that it has done so."""
+    """Whether the pod reports the order as committed."""
     held: Code = ""
-    """Why it has not, as its sidecar says, stable code; empty where it has, or says nothing."""
+    """Why the pod has not committed it, as its sidecar reports, a stable code; empty if it has, or
+    if unknown."""
 
 
 class RolloutStatus(ApiModel):
-    """How far the swap has spread."""
+    """Progress of the swap over the pods."""
 
     started_at: AwareDatetime
-    """When the first pod was told."""
+    """When the first pod got an order."""
     wave: int = Field(default=0, ge=0)
     """0 the canary, then the policy's waves from 1."""
     wave_started_at: AwareDatetime
     """When the wave began."""
     last_swap_at: AwareDatetime
-    """When a pod was last told to swap."""
+    """When a pod last got an order to swap."""
     back_since: AwareDatetime | None = None
-    """When the way back began; None while it has not."""
+    """When the rollback began. Unset before."""
     previous: ActiveKernel | None = None
-    """What was in force before, and the way back leads to; None is the original."""
+    """Active artifact before the swap, which a rollback restores. Unset for the original."""
     quarantine_until: AwareDatetime | None = None
-    """Until when the artifact is not proposed again; None where it did no harm."""
+    """End of the artifact's quarantine. Unset if it did no harm."""
     limited_to: int | None = Field(default=None, ge=1)
-    """Most pods that may have it, for a swap that broke glass; None is all of them."""
+    """Most pods that may swap after a break-glass. Unset means all."""
     pods: tuple[PodOrder, ...] = Field(
         default=(), max_length=2000, json_schema_extra={"x-map-key": "uid"}
     )
-    """What each pod was told."""
+    """Order of each pod."""
 
 
 class LookOutcome(StrEnum):
-    """What one look at the swapped pods says; no data is never a pass."""
+    """Result of one measurement of the swapped pods; missing data is never a pass."""
 
     PASSED = "Passed"
     FAILED = "Failed"
@@ -226,29 +227,29 @@ class LookOutcome(StrEnum):
 
 
 class LookStatus(ApiModel):
-    """One look."""
+    """One measurement."""
 
     at: AwareDatetime
-    """When."""
+    """Time of the measurement."""
     outcome: LookOutcome
-    """What it says."""
+    """Its result."""
     reason: Code = ""
     """Stable code."""
     detail: Note = ""
-    """For people."""
+    """Explanation of the result."""
 
 
 class AnalysisStatus(ApiModel):
-    """What the looks of the present wave say together."""
+    """Measurements of the present wave."""
 
     passed: int = Field(default=0, ge=0)
-    """Looks that passed."""
+    """Measurements that passed."""
     failed: int = Field(default=0, ge=0)
-    """Looks that failed."""
+    """Measurements that failed."""
     inconclusive: int = Field(default=0, ge=0)
-    """Looks without an answer, in a row."""
+    """Inconclusive measurements in a row."""
     last: tuple[LookStatus, ...] = Field(default=(), max_length=16)
-    """The newest, oldest first."""
+    """The newest measurements, oldest first."""
 
 
 class Step(ApiModel):
@@ -259,120 +260,121 @@ class Step(ApiModel):
     to: ProposalPhase
     """Phase after."""
     at: AwareDatetime
-    """When."""
+    """Time of the change."""
     by: User = "retuned"
-    """Who: ``retuned`` or a person."""
+    """``retuned`` or a user."""
     reason: Code = ""
-    """Why."""
+    """Reason for the change."""
 
 
 class SwapProposalStatus(ApiModel):
-    """How far it is."""
+    """Progress of the proposal."""
 
     observed_generation: int = Field(default=0, ge=0)
-    """Generation of the spec that this is about."""
+    """Generation of the spec that this status describes."""
     phase: ProposalPhase = ProposalPhase.PENDING
-    """Where it is."""
+    """Phase of the proposal."""
     reason: Code = ""
-    """Why, stable code."""
+    """Reason for the phase, a stable code."""
     detail: Note = ""
-    """Why, for people."""
+    """Explanation of the phase."""
     gate: GateStatus | None = None
-    """What the gate said last; None before it was asked."""
+    """The last gate decision. Unset before the first."""
     window: WindowStatus | None = None
-    """Whether a swap may start; None before a policy was found."""
+    """Whether a swap may start. Unset before a policy was found."""
     rollout: RolloutStatus | None = None
-    """How far the swap has spread; None before it began."""
+    """Progress of the swap over the pods. Unset before it began."""
     analysis: AnalysisStatus = AnalysisStatus()
-    """What the swapped pods show."""
+    """Measurements of the swapped pods."""
     resumed: tuple[Uid, ...] = Field(default=(), max_length=64)
-    """Decisions that have ended a pause; each does so once."""
+    """Decisions that have ended a pause; each ends one."""
     last_stable_digest: Digest | None = None
-    """What the way back leads to; None is the original."""
+    """Artifact that a rollback restores. Unset for the original."""
     traceparent: Traceparent | None = None
-    """Span in which it was last written, a W3C ``traceparent``; None where traces are off."""
+    """Span of the last write, a W3C ``traceparent``. Unset if tracing is off."""
     conditions: tuple[Condition, ...] = Field(
         default=(), max_length=16, json_schema_extra={"x-map-key": "type"}
     )
-    """What is true of it."""
+    """Conditions of the proposal."""
     history: tuple[Step, ...] = Field(default=(), max_length=20)
     """The newest changes of phase, oldest first."""
 
 
 class Artifact(ApiModel):
-    """What is swapped in."""
+    """The artifact to swap in."""
 
     digest: Digest
-    """Content digest; every decision names it."""
+    """Content digest, which every decision names."""
     uri: str = Field(default="", max_length=2048)
-    """Where the operator's store keeps it; empty means under its digest."""
+    """Address in the operator's store; empty means under its digest."""
     size_bytes: int = Field(default=0, ge=0)
-    """Size of the compiled artifact; 0 where it is not known."""
+    """Size of the compiled artifact; 0 if unknown."""
 
 
 class RiskReport(ApiModel):
-    """How careful a reviewer must be."""
+    """How carefully a reviewer must check."""
 
     level: Risk
-    """Class."""
+    """Risk class."""
     reasons: tuple[Note, ...] = Field(default=(), max_length=32)
-    """Why that class."""
+    """Reasons for the class."""
 
 
 class SwapProposalSpec(ApiModel):
-    """The win; never changes, except that it may be aborted."""
+    """The win. It is immutable, except that it may be aborted."""
 
     target_ref: LocalRef
-    """Servers it is for."""
+    """TuningTarget of the swap."""
     kernel: KernelName
-    """Slot."""
+    """Name of the slot."""
     gpu_model: Model
-    """Accelerator it was measured on."""
+    """Accelerator model it was measured on."""
     artifact: Artifact
-    """What is swapped in."""
+    """The artifact to swap in."""
     baseline_digest: Digest
-    """What it replaces; no longer live means superseded."""
+    """Variant that it replaces. If this is not the incumbent any more, the proposal is superseded.
+    """
     guard: Guard
-    """Shapes it is for; everything else stays with the original."""
+    """Shapes that run the artifact; all others run the original."""
     evidence: Digest
-    """Raw numbers, in the operator's store."""
+    """Digest of the raw numbers in the operator's store."""
     environment: Digest
-    """Where it was measured; evidence expires with it."""
+    """Environment of the measurement; the evidence expires with it."""
     speedup: Interval
-    """Production-weighted, incumbent over candidate."""
+    """Time of the incumbent over the candidate's, weighted by production launches."""
     share: float = Field(ge=0.0, le=1.0)
     """Share of GPU time that its shapes take."""
     expected_saving: float = Field(ge=0.0, le=1.0)
     """Share of GPU time saved, from the lower bound."""
     risk: RiskReport
-    """How careful a reviewer must be."""
+    """How carefully a reviewer must check."""
     trust: TrustClass
     """Class of the author: ``P`` other parameters of an audited source, ``L`` generated source."""
     experiment_ref: ObjectName
     """KernelExperiment that proved it."""
     plan: str = Field(max_length=71)
-    """Id of its plan."""
+    """Id of the experiment's plan."""
     requested_by: User
-    """Who asked; nobody approves what they asked for."""
+    """Requester, who cannot approve the proposal."""
     expires_at: AwareDatetime
-    """After this it is expired, never approved."""
+    """After this moment it is expired, never approved."""
     attempt: int = Field(default=1, ge=1)
-    """How many times this win was proposed, this time included."""
+    """How often this win was proposed, including now."""
     abort: Abort = Abort()
-    """End it, from whatever phase; what was swapped goes back."""
+    """End it in any phase; swapped pods roll back."""
 
 
 class SwapProposal(ApiModel):
-    """A proven win that waits for people, spreads, and is watched."""
+    """A proven win that needs a decision, spreads over pods, and is watched."""
 
     api_version: Literal["retuned.dev/v1alpha1"]
     kind: Literal["SwapProposal"]
     metadata: ObjectMeta
-    """Name; the server's creation time is the time of the proposal."""
+    """Name; the API server's creation time is the time of the proposal."""
     spec: SwapProposalSpec
     """The win."""
     status: SwapProposalStatus = SwapProposalStatus()
-    """How far it is."""
+    """Progress of the proposal."""
 
     @property
     def target(self) -> str:
@@ -382,16 +384,16 @@ class SwapProposal(ApiModel):
     def stage_proposal(self) -> Proposal:
         """Return the record that the gate decides on.
 
-        Its id is computed from what it is about, never read; its time is the API server's.
+        Its id is computed from its content, never read; its time is the API server's.
 
         Raises
         ------
         ValueError
-            If the object is not from an API server, and so has no time.
+            If the object does not come from an API server, and so has no time.
         """
         created = self.metadata.creation_timestamp
         if created is None:
-            raise ValueError("a proposal that no API server has made has no time")
+            raise ValueError("a proposal without a creation time does not come from an API server")
         spec = self.spec
         return Proposal(
             id=proposal_id(
@@ -425,7 +427,7 @@ class SwapProposal(ApiModel):
 def proposal_spec(
     proposal: Proposal, *, target: str, gpu_model: str, experiment: str
 ) -> SwapProposalSpec:
-    """Write a proposal of stage 7 as the spec of a custom resource.
+    """Render a proposal of stage 7 as the spec of a custom resource.
 
     Parameters
     ----------
@@ -439,10 +441,10 @@ def proposal_spec(
     Raises
     ------
     ValueError
-        If it names no evidence or no environment: in a cluster nobody proposes without.
+        If it lacks evidence or an environment, which a cluster requires.
     """
     if proposal.evidence is None or proposal.environment is None:
-        raise ValueError("a proposal names its raw numbers and its environment")
+        raise ValueError("a proposal must name its raw numbers and its environment")
     return SwapProposalSpec(
         target_ref=LocalRef(name=target),
         kernel=proposal.definition,

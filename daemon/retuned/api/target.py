@@ -1,4 +1,4 @@
-"""TuningTarget: the servers that Retuned looks after, and what runs in them."""
+"""TuningTarget: the servers that Retuned tunes, and their active variants."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from retuned.stages.gate.policy import Selector
 
 
 class Framework(StrEnum):
-    """What serves."""
+    """Inference server."""
 
     VLLM = "vllm"
     SGLANG = "sglang"
@@ -22,7 +22,7 @@ class Framework(StrEnum):
 
 
 class Vendor(StrEnum):
-    """Who made the accelerator."""
+    """Vendor of the accelerator."""
 
     AMD = "amd"
     NVIDIA = "nvidia"
@@ -30,106 +30,106 @@ class Vendor(StrEnum):
 
 
 class TargetMode(StrEnum):
-    """How far Retuned goes with these servers; a policy may hold it back further."""
+    """How far Retuned may go with these servers; a policy may limit it further."""
 
     OBSERVE = "Observe"
-    """Profiles and drift, and nothing else."""
+    """Profiles and drift only."""
     RECOMMEND = "Recommend"
-    """Experiments and proposals; nothing is swapped."""
+    """Experiments and proposals, but no swaps."""
     SWAP = "Swap"
-    """Swaps, as far as a policy lets them."""
+    """Swaps, as far as a policy allows them."""
 
 
 class InjectionMode(StrEnum):
-    """How the sidecar comes into the pods."""
+    """How pods get the sidecar."""
 
     WEBHOOK = "Webhook"
-    """At their creation, where the annotation asks for it."""
+    """At their creation, if they have the annotation."""
     MANUAL = "Manual"
-    """With their own manifests: by the Helm library template or ``kubectl retuned inject``."""
+    """In their own manifests: by the Helm library template or ``kubectl retuned inject``."""
 
 
 class Gpu(ApiModel):
     """The accelerator of the servers."""
 
     vendor: Vendor
-    """Who made it."""
+    """Vendor of the accelerator."""
     model: Model
-    """Model, such as ``MI300X``; experiments run on the same one only."""
+    """Model, such as ``MI300X``; experiments run only on the same model."""
 
 
 class TuningTargetSpec(ApiModel):
-    """Which servers, and how far to go."""
+    """Selection of the servers, and how far Retuned may go."""
 
     selector: Selector
-    """Pods of the same namespace."""
+    """Selects pods of the same namespace."""
     container: ObjectName
-    """Container that serves."""
+    """Name of the container that serves."""
     framework: Framework = Framework.GENERIC
-    """What serves."""
+    """Inference server."""
     gpu: Gpu
-    """Its accelerator."""
+    """Accelerator of the servers."""
     mode: TargetMode = TargetMode.OBSERVE
-    """How far to go."""
+    """How far Retuned may go."""
     injection: InjectionMode = InjectionMode.WEBHOOK
-    """How the sidecar comes into the pods."""
+    """How pods get the sidecar."""
 
 
 class ActiveKernel(ApiModel):
-    """A variant that ought to be in force in every pod."""
+    """A variant that every pod must run."""
 
     kernel: KernelName
-    """Slot."""
+    """Name of the slot."""
     digest: Digest
-    """Artifact."""
+    """Digest of the artifact."""
     guard: Guard = Guard()
     """Shapes that it serves."""
     epoch: int = Field(ge=1)
-    """Order that put it in force."""
+    """Epoch of the order that activated it."""
     proposal: ObjectName
-    """Proposal that brought it."""
+    """Name of its proposal."""
     since: AwareDatetime
     """When it was promoted."""
 
 
 class Quarantined(ApiModel):
-    """An artifact that did harm here, and is not proposed again for a while."""
+    """An artifact that did harm here and may not be proposed for a while."""
 
     digest: Digest
-    """Artifact."""
+    """Digest of the artifact."""
     until: AwareDatetime
-    """When it may be proposed again."""
+    """End of the quarantine."""
     reason: Code
-    """What it did."""
+    """The harm that it did."""
 
 
 class TuningTargetStatus(ApiModel):
-    """What was seen of the servers."""
+    """Observed state of the servers."""
 
     observed_generation: int = Field(default=0, ge=0)
-    """Generation of the spec that this is about."""
+    """Generation of the spec that this status describes."""
     pods: int = Field(default=0, ge=0)
     """Pods that the selector matches."""
     reporting_pods: int = Field(default=0, ge=0)
-    """Of those, pods whose sidecar reports."""
+    """Selected pods whose sidecar reports."""
     sampled_kernels: int = Field(default=0, ge=0)
     """Kernels in the newest profile."""
     last_sample: AwareDatetime | None = None
-    """When the newest profile came; None before the first."""
+    """When the newest profile arrived. Unset before the first."""
     environment: Digest | None = None
-    """Digest of what all pods run on; None while they differ or are not known."""
+    """Digest of the common environment of all pods. Unset while they differ or are unknown."""
     active_kernels: tuple[ActiveKernel, ...] = Field(
         default=(), max_length=256, json_schema_extra={"x-map-key": "kernel"}
     )
-    """Variants that ought to be in force."""
+    """Variants that every pod must run."""
     quarantine: tuple[Quarantined, ...] = Field(
         default=(), max_length=256, json_schema_extra={"x-map-key": "digest"}
     )
-    """Artifacts that are not proposed again."""
+    """Artifacts in quarantine."""
     conditions: tuple[Condition, ...] = Field(
         default=(), max_length=16, json_schema_extra={"x-map-key": "type"}
     )
-    """What is true of it."""
+    """Conditions of the target."""
 
 
 class TuningTarget(ApiModel):
@@ -140,9 +140,9 @@ class TuningTarget(ApiModel):
     metadata: ObjectMeta
     """Name and labels; policies select by these labels, and ``env`` is the environment."""
     spec: TuningTargetSpec
-    """Which servers, and how far to go."""
+    """Selection of the servers, and how far Retuned may go."""
     status: Annotated[TuningTargetStatus, Field()] = TuningTargetStatus()
-    """What was seen of them."""
+    """Observed state of the servers."""
 
     @property
     def full_name(self) -> str:

@@ -1,8 +1,8 @@
-"""What the custom resources share: names, references, conditions, metadata, and the model's base.
+"""Shared parts of the custom resources: names, references, conditions, metadata, base model.
 
-Names and durations are those of the policies (`retuned.stages.gate.values`), so that there is one
-way to write each. What a stranger may write is bounded here: sizes of texts and lists are part of
-the schema that the API server enforces, and of the cost of its rules.
+Names and durations are those of the policies (`retuned.stages.gate.values`), so that each has one
+format. Untrusted input is bounded here: sizes of texts and lists are part of the schema that the
+API server enforces, and of the cost of its rules.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from retuned.stages.gate.values import DNS, PolicyModel
 GROUP = "retuned.dev"
 """API group of every kind."""
 VERSION = "v1alpha1"
-"""The one version there is."""
+"""The only version."""
 API_VERSION: Literal["retuned.dev/v1alpha1"] = "retuned.dev/v1alpha1"
 """Group and version, as objects write it."""
 
@@ -32,11 +32,11 @@ KernelName = Annotated[str, Field(max_length=128, pattern=r"^[a-zA-Z0-9][a-zA-Z0
 Id = Annotated[str, Field(max_length=71, pattern=r"^sha256:[0-9a-f]{64}$")]
 """Content digest that names a record of a stage."""
 User = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f]+$")]
-"""User or group as the API server knows them."""
+"""User or group as the API server names them."""
 Code = Annotated[str, Field(max_length=64, pattern=r"^([a-z0-9]+(-[a-z0-9]+)*)?$")]
-"""Stable reason code, kebab-case; empty where there is none."""
+"""Stable reason code, kebab-case; may be empty."""
 Traceparent = Annotated[str, Field(max_length=64)]
-"""A W3C ``traceparent``; what is none is left aside."""
+"""A W3C ``traceparent``; any other text is ignored."""
 Note = Annotated[str, Field(max_length=2048)]
 """Text for people."""
 Model = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -44,11 +44,11 @@ Model = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]
 
 
 class ApiModel(PolicyModel):
-    """Part of a custom resource: camelCase in YAML, frozen, nothing unknown, no infinities."""
+    """Part of a custom resource: camelCase in YAML, frozen, no unknown fields, finite numbers."""
 
 
 class ObjectMeta(ApiModel):
-    """The part of Kubernetes' metadata that decisions read; the rest is left aside."""
+    """The part of Kubernetes' metadata that decisions use; the rest is ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -57,15 +57,15 @@ class ObjectMeta(ApiModel):
     namespace: Annotated[str, Field(max_length=63)] = ""
     """Namespace; empty for kinds that have none."""
     uid: Annotated[str, Field(max_length=64)] = ""
-    """Unique id; empty before the server gave one."""
+    """Unique id; empty before the API server assigns one."""
     generation: int = Field(default=0, ge=0)
-    """Grows with every change of the spec; 0 before the server gave one."""
+    """Grows with every change of the spec; 0 before the API server assigns one."""
     resource_version: Annotated[str, Field(max_length=64)] = ""
-    """Version of the whole object; writes name it, so that nobody writes over another."""
+    """Version of the whole object; writes name it, so that no write overwrites another."""
     creation_timestamp: AwareDatetime | None = None
-    """When the server made it; None before."""
+    """When the API server created it. Unset before."""
     deletion_timestamp: AwareDatetime | None = None
-    """When somebody asked for its end; None while nobody did."""
+    """When its deletion was requested. Unset before."""
     labels: Mapping[str, str] = Field(default_factory=dict)
     """Labels."""
     annotations: Mapping[str, str] = Field(default_factory=dict)
@@ -80,40 +80,40 @@ class LocalRef(ApiModel):
     """An object of the same namespace, by name."""
 
     name: ObjectName
-    """Its name."""
+    """Name of the object."""
 
 
 class UidRef(ApiModel):
     """An object of the same namespace that must be this very one."""
 
     name: ObjectName
-    """Its name."""
+    """Name of the object."""
     uid: Uid
-    """Its uid."""
+    """Uid of the object."""
 
 
 class PolicyRef(ApiModel):
-    """A policy as it stood at some moment."""
+    """A policy at one generation."""
 
     name: ObjectName
-    """Its name; the namespace is that of the object that names it."""
+    """Name of the policy, in the namespace of the referring object."""
     generation: int = Field(ge=1)
-    """Its generation then."""
+    """Generation of the policy."""
     digest: Digest
-    """Its digest then, see `KernelTuningPolicy.digest`."""
+    """Digest of the policy, see `KernelTuningPolicy.digest`."""
 
 
 class Abort(ApiModel):
-    """Somebody's wish to end what is under way; never gated, and never taken back."""
+    """A request to end an object's work; never gated and never withdrawn."""
 
     requested: bool = False
-    """Whether to end it; once true it stays."""
+    """Whether to end it; it must stay true once it is."""
     reason: Note = ""
-    """Why."""
+    """Reason for the abort."""
 
 
 class ConditionStatus(StrEnum):
-    """Kubernetes' three values of truth."""
+    """Truth values of Kubernetes."""
 
     TRUE = "True"
     FALSE = "False"
@@ -121,16 +121,16 @@ class ConditionStatus(StrEnum):
 
 
 class Condition(ApiModel):
-    """One thing that is true of an object, or not, as Kubernetes writes it."""
+    """One condition of an object, as in Kubernetes."""
 
     type: str = Field(
         max_length=316, pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z][A-Za-z0-9]*$"
     )
-    """What: a word in CamelCase."""
+    """Name in CamelCase."""
     status: ConditionStatus
-    """Whether."""
+    """Whether it is true."""
     observed_generation: int = Field(default=0, ge=0)
-    """Generation of the spec that it was said about."""
+    """Generation of the spec that it describes."""
     last_transition_time: AwareDatetime
     """When `status` last changed."""
     reason: str = Field(
@@ -138,7 +138,7 @@ class Condition(ApiModel):
     )
     """Stable code in CamelCase."""
     message: str = Field(max_length=32768)
-    """For people."""
+    """Explanation of the status."""
 
 
 def camel(code: str) -> str:
@@ -156,9 +156,9 @@ def with_condition(
     conditions: tuple[Condition, ...],
     new: Condition,
 ) -> tuple[Condition, ...]:
-    """Return the conditions with one set; its time moves only where its status does.
+    """Return the conditions with one set; its time changes only if its status does.
 
-    The order stays, so that a status that says the same is the same.
+    The order stays, so that an unchanged status compares equal.
     """
     known = next((each for each in conditions if each.type == new.type), None)
     if known is None:
