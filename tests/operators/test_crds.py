@@ -252,15 +252,15 @@ def test_the_time_of_proposals_decisions_and_freezes_is_the_servers() -> None:
     proposal = read(crds.SwapProposal, examples.a_swap())
     assert proposal.stage_proposal().created_at == examples.NOW
     made_up = proposal.model_copy(update={"metadata": crds.ObjectMeta(name="swp-1")})
-    with pytest.raises(ValueError, match="no time"):
+    with pytest.raises(ValueError, match="creation time"):
         made_up.stage_proposal()
     decision = read(crds.SwapDecision, examples.a_decision())
     assert decision.stage_decision("p").at == examples.NOW
-    with pytest.raises(ValueError, match="no time"):
+    with pytest.raises(ValueError, match="creation time"):
         decision.model_copy(update={"metadata": crds.ObjectMeta(name="swd-1")}).stage_decision("p")
     freeze = read(crds.TuningFreeze, examples.a_freeze())
     assert freeze.stage_freeze().at == examples.NOW
-    with pytest.raises(ValueError, match="no time"):
+    with pytest.raises(ValueError, match="creation time"):
         freeze.model_copy(update={"metadata": crds.ObjectMeta(name="stop")}).stage_freeze()
 
 

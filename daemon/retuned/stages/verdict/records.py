@@ -55,10 +55,13 @@ class Interval(Record):
     """A ratio of times, incumbent over candidate: above 1 the candidate is faster."""
 
     lower: float = Field(gt=0.0, allow_inf_nan=False)
+    """Lower confidence bound."""
     point: float = Field(gt=0.0, allow_inf_nan=False)
+    """Estimate."""
     upper: float = Field(gt=0.0, allow_inf_nan=False)
+    """Upper confidence bound."""
     confidence: float = Field(gt=0.0, lt=1.0)
-    """Of each bound on its own (one-sided)."""
+    """Confidence of each bound alone (one-sided)."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Interval:
