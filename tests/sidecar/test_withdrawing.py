@@ -10,7 +10,7 @@ from tests.sidecar.sidecar_world import CLEAN, FIRST, SECOND, TARGET, PodWorld, 
 
 from retuned.api.agent import Outcome
 from retuned.errors import Refused
-from retuned.sidecar.order_checks import stands_behind
+from retuned.node.order_checks import stands_behind
 
 
 @pytest.fixture

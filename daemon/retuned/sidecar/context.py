@@ -1,4 +1,4 @@
-"""What the steps of a sidecar share: ports, numbers, and the names under which it keeps things."""
+"""Sidecar context: ports, numbers and memory that the steps of a sidecar share."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from enum import StrEnum
 
-from retuned.api.agent import BlockedOrder, PodRef
+from retuned.api.agent import OrderDone, Outcome, PodRef
 from retuned.node.context import Recogniser
-from retuned.node.history import History
+from retuned.node.order_context import OrderMemory
 from retuned.node.windows import WindowSettings
 from retuned.ports import (
     Clock,
@@ -25,35 +24,15 @@ from retuned.ports import (
 from retuned.sidecar.artifacts import Artifacts
 from retuned.sidecar.key_pinning import PinnedKeys
 from retuned.sidecar.spool import Spool
-from retuned.sidecar.store import TOLD, PodStore
+from retuned.sidecar.store import PodStore
 from retuned.stages.drift import DriftSettings, GpuObservation
 from retuned.stages.profile import ProfileSettings
-from retuned.stages.swap import MixedEpochs
-from retuned.stages.watch import WatchReport, WatchSettings
+from retuned.stages.swap import MixedEpochs, SwapOrder
+from retuned.stages.watch import CanaryDecision, WatchSettings
 from retuned.telemetry.spans import NoSpans
 
-
-class RecordKind(StrEnum):
-    """Kinds of records beside those of observing."""
-
-    ORDER = "order"
-    """One epoch of one slot: new -> done | refused | superseded; done -> undone by a way back."""
-    FAILED = "failed"
-    """A proposal whose swap did harm here, or was refused; never carried out here again: final."""
-    WITHDRAWN = "withdrawn"
-    """A way back from what the operator stands behind no more, by the id of its order: final."""
-    HELD = "held"
-    """Why an order was refused for good, by its id: final."""
-    TOLD = TOLD
-    """A window or drift report that has gone into the spool: final."""
-    SELF = "self"
-    """What the operator said of this pod: current."""
-
-
-OPEN = ("new",)
-"""Phases of orders that the server may not have carried out."""
-STANDING = ("new", "done")
-"""Phases of orders that are in force or may come to be."""
+SELF = "self"
+"""What the operator said about this pod: current."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,50 +89,31 @@ class SidecarSettings:
 
 
 @dataclass(slots=True, kw_only=True)
-class NodeState:
-    """What is known for now, and found out anew after a restart."""
+class SidecarMemory(OrderMemory):
+    """What a sidecar knows for now. A restart finds it again."""
 
     revision: int = 0
     """Set of orders that was read last; 0 reads it again."""
-    named: frozenset[str] = frozenset()
-    """Orders that the operator named last."""
-    named_at_s: float = float("-inf")
-    """When that was, monotonic."""
-    unnamed: dict[str, float] = field(default_factory=dict)
-    """Orders in force that the operator stands behind no more, and since when, monotonic
-    seconds."""
     hello_at_s: float = float("-inf")
-    """When it last said who is here, monotonic."""
+    """When the last hello was sent, monotonic seconds."""
     pruned_at_s: float = float("-inf")
-    """When what is over was removed last, monotonic."""
+    """When old records were removed last, monotonic seconds."""
     version: int = 1
-    """Of the language that the operator was last heard to speak, as far as both do."""
+    """Version of the agent API that the operator and this sidecar both know."""
     processes: int = 0
     """Processes of the server that answered last; 0 before."""
     gpus: tuple[GpuObservation, ...] = ()
-    """How the pod's accelerators stood last."""
+    """Last state of the pod's accelerators."""
     lifted_at_s: float = float("-inf")
-    """When the server was asked for its launches last, monotonic."""
+    """When the server was asked for its launches last, monotonic seconds."""
     seen: str = ""
-    """Digest of what it showed; empty before."""
+    """Digest of those launches; empty before."""
     lifted: Mapping[str, str] = field(default_factory=dict)
     """Text of each live kernel's definition, by name; replaced as a whole."""
     told_lifted: dict[str, str] = field(default_factory=dict)
-    """Which of them the operator has heard, by name: target and digest."""
+    """Which of them the operator has received, by name: target and digest."""
     environment: str = ""
-    """Digest of what the server runs on; empty where that is not known."""
-    reports: dict[str, tuple[str, WatchReport]] = field(default_factory=dict)
-    """By slot: proposal, and what was judged of it last."""
-    waits: dict[str, BlockedOrder] = field(default_factory=dict)
-    """By slot: why its newest order cannot be carried out yet."""
-    behind: dict[str, float] = field(default_factory=dict)
-    """Orders that some process has not followed, and since when, monotonic seconds."""
-    stuck: dict[str, str] = field(default_factory=dict)
-    """By slot: order back to the original that the server refused last."""
-    history: History = field(default_factory=History)
-    """Samples of orders in force."""
-    news: threading.Event = field(default_factory=threading.Event)
-    """Set where the operator waits for what is to be told now, and not with the next look."""
+    """Digest of the server's environment; empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +135,7 @@ class Context:
     spool: Spool
     believed: PinnedKeys
     settings: SidecarSettings
-    standing: NodeState = field(default_factory=NodeState)
+    standing: SidecarMemory = field(default_factory=SidecarMemory)
     devices: Devices | None = None
     """The pod's accelerators; None where nothing shows any."""
     kernels: KernelTap | None = None
@@ -195,5 +155,35 @@ class Context:
     @property
     def target(self) -> str:
         """Target, as the operator named it; as the injection did before; empty before both."""
-        said = self.store.get(RecordKind.SELF, "target")
+        said = self.store.get(SELF, "target")
         return str(said.body["target"]) if said is not None else self.hinted
+
+    def report(
+        self,
+        order: SwapOrder,
+        outcome: Outcome,
+        *,
+        reason: str = "",
+        detail: str = "",
+        took_ns: int | None = None,
+    ) -> None:
+        """Put the outcome of an order into the spool; see `OrderContext.report`."""
+        done = OrderDone(
+            pod=self.pod,
+            target=self.target or order.target,
+            order=order.id,
+            proposal=order.proposal,
+            definition=order.definition,
+            epoch=order.epoch,
+            outcome=outcome,
+            reason=reason,
+            detail="".join(each if each.isprintable() else " " for each in detail)[:2000],
+            at=self.clock.now(),
+            took_ns=took_ns,
+        )
+        self.spool.add(done, key=f"{order.id} {outcome}")
+        self.standing.news.set()
+        self.telemetry.count("retuned_orders_total", outcome=str(outcome), reason=reason)
+
+    def ramped(self, order: SwapOrder, decision: CanaryDecision) -> None:
+        """Do nothing: the operator sees the counts of the slot."""

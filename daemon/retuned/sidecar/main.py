@@ -8,16 +8,18 @@ import threading
 from collections.abc import Callable, Mapping
 from types import FrameType
 
-from retuned.errors import RetunedError, TemporaryError
-from retuned.node import windows
+from retuned.errors import Refused, RetunedError, TemporaryError
+from retuned.node import order_executor, order_intake, watcher, windows
 from retuned.node.loops import attempt
-from retuned.sidecar import devices, live_kernels, order_executor, order_intake, reports, watcher
+from retuned.node.order_store import wanted_artifacts
+from retuned.sidecar import devices, live_kernels, metrics, reports
 from retuned.sidecar.context import Context
-from retuned.sidecar.order_store import wanted_artifacts
 from retuned.sidecar.store import kept_of
 
 log = logging.getLogger(__name__)
 
+_NO_TARGET = "no-target"
+"""The operator's code for a pod that no target selects."""
 _WAIT_S = 30.0
 _RETRY_S = 10.0
 _MOST_RETRY_S = 15.0
@@ -69,14 +71,34 @@ class Sidecar:
         live_kernels.tell(self.ctx)  # last: an operator of an older release does not know of it
 
     def listen(self, *, wait_s: float = _WAIT_S) -> bool:
-        """Ask for orders; True if one came that is new."""
-        if not self.ctx.target:
-            return False  # the operator has not said yet whose orders these would be
-        return order_intake.listen(self.ctx, wait_s=wait_s)
+        """Ask the operator for orders and take them; True if there is something to commit.
+
+        Raises
+        ------
+        TemporaryError, Refused, UnreadableInput
+            As `Operator.orders`. If no target selects this pod any more, nothing names the orders
+            that are in force here.
+        """
+        ctx = self.ctx
+        if not ctx.target:
+            return False  # the operator has not named the target yet
+        try:
+            said = ctx.operator.orders(after=ctx.standing.revision, wait_s=wait_s)
+        except Refused as error:
+            if error.code == _NO_TARGET:
+                with ctx.lock:
+                    order_intake.withdraw(ctx, ())
+                ctx.standing.named, ctx.standing.revision = frozenset(), 0
+            raise
+        with ctx.lock:
+            something = order_intake.take(ctx, said.orders, traces=said.traces)
+            ctx.standing.revision = said.revision
+        return something
 
     def _carry(self) -> None:
         told = order_executor.carry_out(self.ctx)
         self.ctx.standing.history.restart(told)
+        metrics.stuck(self.ctx)
 
     def _prune(self) -> None:
         """Remove what is over, now and then."""
@@ -85,7 +107,7 @@ class Sidecar:
             return
         ctx.store.prune(kept_of(ctx.settings.baseline_windows))
         with ctx.lock:
-            ctx.artifacts.keep_only(wanted_artifacts(ctx))
+            ctx.artifacts.keep_only(wanted_artifacts(ctx.store))
         ctx.standing.pruned_at_s = now_s
 
 

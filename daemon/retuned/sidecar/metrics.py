@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from retuned.node.order_store import latest
 from retuned.sidecar.context import Context
-from retuned.sidecar.order_store import latest
 from retuned.telemetry.labels import SwapLabels, failing_rows
 
 
 def stuck(ctx: Context) -> None:
     """Show which slots the server does not lead back to the original, while their orders stand."""
     refused = ctx.standing.stuck
-    orders = [kept.order for kept in latest(ctx).values()] if refused else []
+    orders = [kept.order for kept in latest(ctx.store).values()] if refused else []
     found: dict[SwapLabels, Sequence[str]] = {
         SwapLabels(
             namespace="",  # the scrape says it, as for all that a pod shows

@@ -29,13 +29,14 @@ from retuned.api.agent import (
 from retuned.errors import Refused, TemporaryError
 from retuned.node import metrics
 from retuned.node.context import DRIFT, WINDOW
+from retuned.node.order_context import ORDER
+from retuned.node.order_store import held_orders, judged
 from retuned.ports import SlotState, Stored
-from retuned.sidecar.context import Context, RecordKind
-from retuned.sidecar.order_store import failure, held_orders, latest
+from retuned.sidecar.context import SELF, Context
+from retuned.sidecar.store import TOLD
 from retuned.stages.drift import DriftReport
 from retuned.stages.profile import Counts, WorkloadProfile
-from retuned.stages.swap import SwapKind
-from retuned.stages.watch import WatchReport, WatchSample
+from retuned.stages.watch import WatchSample
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ def queue_reports(ctx: Context) -> int:
     """Put windows and drift that are new into the spool; return how many."""
     if not ctx.target:
         return 0  # nobody knows yet whose they are
-    queued, told = 0, set(ctx.store.ids(RecordKind.TOLD))
+    queued, told = 0, set(ctx.store.ids(TOLD))
     for kind in (WINDOW, DRIFT):
         for id in ctx.store.ids(kind):
             if f"{kind} {id}" not in told:
@@ -178,7 +179,7 @@ def _say(ctx: Context, report: ProfileReport | DriftPost | OrderDone) -> None:
 def _found_in(ctx: Context, report: ProfileReport | DriftPost | OrderDone) -> str:
     """Return the span in which what is told was found; empty where that is not known any more."""
     if isinstance(report, OrderDone):
-        stored = ctx.store.get(RecordKind.ORDER, report.order)
+        stored = ctx.store.get(ORDER, report.order)
     else:
         stored = ctx.store.get(DRIFT if isinstance(report, DriftPost) else WINDOW, report.id)
     return "" if stored is None else stored.traceparent
@@ -198,7 +199,7 @@ def _queue(ctx: Context, stored: Stored) -> bool:
         report = None
     if report is not None:
         ctx.spool.add(report, key=f"{stored.kind} {stored.id}")
-    ctx.store.add(RecordKind.TOLD, f"{stored.kind} {stored.id}", {}, phase="final")
+    ctx.store.add(TOLD, f"{stored.kind} {stored.id}", {}, phase="final")
     return report is not None
 
 
@@ -230,7 +231,7 @@ def _counted(counts: Counts) -> dict[str, dict[str, int]]:
 
 
 def _slot(ctx: Context, slot: SlotState, sample: WatchSample | None) -> SlotWatch:
-    proposal, report = _judged(ctx, slot.definition)
+    proposal, report = judged(ctx, slot.definition)
     return SlotWatch(
         definition=slot.definition,
         active=slot.active,
@@ -241,19 +242,6 @@ def _slot(ctx: Context, slot: SlotState, sample: WatchSample | None) -> SlotWatc
         sample=sample,
         report=report,
     )
-
-
-def _judged(ctx: Context, definition: str) -> tuple[str, WatchReport | None]:
-    """Return what the newest order of a slot is about, and what was judged of that."""
-    kept = latest(ctx).get(definition)
-    if kept is None:
-        return "", None
-    order = kept.order
-    harm = failure(ctx, order.proposal)
-    if order.kind is SwapKind.ROLLBACK and harm is not None:
-        return order.proposal, harm
-    proposal, report = ctx.standing.reports.get(definition, ("", None))
-    return order.proposal, report if proposal == order.proposal else None
 
 
 def _environments(ctx: Context) -> tuple[ProcessEnvironment, ...]:
@@ -282,9 +270,9 @@ def _environments(ctx: Context) -> tuple[ProcessEnvironment, ...]:
 
 def _learn_target(ctx: Context, target: str) -> None:
     body = {"target": target}
-    if ctx.store.add(RecordKind.SELF, "target", body, phase="current"):
+    if ctx.store.add(SELF, "target", body, phase="current"):
         log.info("this pod serves %s", target)
     elif ctx.target != target:
         log.warning("this pod serves %s now", target)
-        ctx.store.advance(RecordKind.SELF, "target", expect="current", to="current", body=body)
+        ctx.store.advance(SELF, "target", expect="current", to="current", body=body)
         ctx.standing.revision = 0

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from retuned.node.context import BATCH, DRIFT, WINDOW
+from retuned.node.order_context import FAILED, HELD, ORDER, WITHDRAWN
 from retuned.ports import Event
 from retuned.store.sqlite import SqliteStore
 
@@ -25,12 +26,12 @@ _KEPT: Mapping[tuple[str, str], int] = {
     (WINDOW, "skipped"): 8,
     (DRIFT, "new"): 32,
     (DRIFT, "noted"): 32,
-    ("order", "refused"): 64,
-    ("order", "superseded"): 64,
-    ("order", "undone"): 64,
-    ("failed", "final"): 1024,
-    ("held", "final"): 64,
-    ("withdrawn", "final"): 64,
+    (ORDER, "refused"): 64,
+    (ORDER, "superseded"): 64,
+    (ORDER, "undone"): 64,
+    (FAILED, "final"): 1024,
+    (HELD, "final"): 64,
+    (WITHDRAWN, "final"): 64,
 }
 """Most records of each kind and phase, the newest; those that are not named are few by nature."""
 _UNJUDGED = 24

@@ -50,7 +50,7 @@ class ServerPod:
 
     def carry_out(self, orders: Sequence[SwapOrder]) -> None:
         """Do what is ordered and not done yet; without orders there is the original."""
-        if self.active is not None and not orders:  # see `retuned.sidecar.rollback`
+        if self.active is not None and not orders:  # see `retuned.node.order_intake.withdraw`
             self.epoch, self.active = self.epoch + 1, None
             self.swaps.append((self.epoch, None))
         for order in orders:

@@ -1,7 +1,7 @@
-"""Is an order for this pod, new, and to be carried out? Pure.
+"""Order checks: is an order for this server, is it new, and may it be committed now? Pure.
 
-The operator says the same again and again, and may say it late. What is replayed changes nothing,
-what is out of sequence is refused and said so: the operator then orders anew, with a later epoch.
+The control plane names the same orders repeatedly, and may be late. A repeated order changes
+nothing. An order out of sequence is refused; the control plane then issues a later epoch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from retuned.stages.swap import SwapKind, SwapOrder
 
 
 class Refusal(StrEnum):
-    """Stable codes for an order that is not carried out here."""
+    """Stable codes for an order that is not committed here."""
 
     OTHER_TARGET = "other-target"
     INVALID = "order-invalid"
@@ -30,20 +30,20 @@ def judge_order(
     newest: SwapOrder | None,
     failed: Collection[str],
 ) -> Refusal | None:
-    """Return why an order is not taken; None where it is, or was.
+    """Return why an order is not taken; None if it is, or was taken before.
 
     Parameters
     ----------
     order
-        What the operator said.
+        As the control plane named it.
     target
-        This pod's.
+        Target of this server.
     same
-        The order of this id that was taken before; None where there is none.
+        The order of this id that was taken before; None if there is none.
     newest
-        The newest order of the slot that is in force or on its way here; None where there is none.
+        The newest order of the slot that is in force or may come into force; None if there is none.
     failed
-        Proposals whose swap did harm here or was refused.
+        Proposals whose swap did harm here, or was refused.
 
     Examples
     --------
@@ -75,7 +75,7 @@ def judge_order(
 
 
 def _what(order: SwapOrder) -> SwapOrder:
-    """Return an order without how it spreads: a policy may change that, and the first stays."""
+    """Return an order without its spread: a policy may change that, and the first one stays."""
     return SwapOrder(
         id=order.id,
         kind=order.kind,
@@ -91,17 +91,17 @@ def _what(order: SwapOrder) -> SwapOrder:
 
 
 def stands_behind(order: SwapOrder, named: Iterable[SwapOrder]) -> bool:
-    """Whether the operator still says something of what is in force in a slot.
+    """Whether the control plane still names what is in force in a slot.
 
-    Its own name, its proposal under whatever epoch, or its artifact under another name will do:
-    between an order and the way back from it the two sides may know different ones.
+    The same proposal under any epoch, or the same artifact under another proposal, is sufficient:
+    between an order and its rollback the two sides may know different orders.
 
     Parameters
     ----------
     order
         In force here.
     named
-        All that the operator says this pod is to have.
+        Everything that the control plane names for this server.
     """
     return order.artifact is None or any(
         each.definition == order.definition
@@ -111,9 +111,9 @@ def stands_behind(order: SwapOrder, named: Iterable[SwapOrder]) -> bool:
 
 
 def may_begin(order: SwapOrder, *, named: bool, silent_s: float, fresh_s: float) -> bool:
-    """Whether an order may be carried out now.
+    """Whether an order may be committed now.
 
-    A way back always may. A swap may while the operator names it and was heard not long ago:
-    people may have stopped it since, or a window may have closed.
+    A rollback always may. A swap may while the control plane names it and has answered recently: a
+    person may have stopped it since, or a window may have closed.
     """
     return order.kind is SwapKind.ROLLBACK or (named and silent_s <= fresh_s)
