@@ -183,9 +183,8 @@ def test_what_was_said_is_found_again_oldest_first(world: World) -> None:
 def test_a_question_that_might_pass_the_budget_is_not_asked(world: World) -> None:
     world.say(Said(text="x"))
     for limits, left in (({"max_tokens": 520}, "520 "), ({"max_usd": 0.004}, "$0.0040 ")):
-        with raises_code(BudgetSpent, "budget-spent", left) as caught:
+        with raises_code(BudgetSpent, "budget-spent", left):
             world.model(**limits).ask(question())
-        assert caught.value.code == "budget-spent"
     assert world.sent() == []
 
 
@@ -237,9 +236,8 @@ def test_an_endpoint_that_wants_a_long_rest_is_not_waited_for(world: World) -> N
 @pytest.mark.parametrize("status", [400, 401, 403, 404])
 def test_a_refusal_is_not_asked_again_and_costs_nothing(world: World, status: int) -> None:
     world.say(Said(status=status))
-    with raises_code(Refused, "endpoint-refused", f"status-{status}") as caught:
+    with raises_code(Refused, "endpoint-refused", f"status-{status}"):
         world.model().ask(question())
-    assert caught.value.code == "endpoint-refused"
     assert len(world.sent()) == 1
     assert lines(world.folder)[-1]["usd"] == 0.0
 
@@ -268,9 +266,8 @@ def test_no_secret_is_sent_or_written_down(world: World) -> None:
 
 def test_a_transcript_without_room_ends_the_conversation_before_it_is_paid(world: World) -> None:
     world.say(Said(text="x"))
-    with raises_code(Refused, "transcript-full", "t.jsonl", "1000 bytes") as caught:
+    with raises_code(Refused, "transcript-full", "t.jsonl", "1000 bytes"):
         world.model(max_bytes=1000).ask(question())
-    assert caught.value.code == "transcript-full"
     assert world.sent() == []
 
 

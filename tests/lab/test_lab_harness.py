@@ -157,9 +157,8 @@ def test_a_child_that_faults_is_reported_with_its_signal(
 ) -> None:
     runner = opened(make("float sum = 0;", "float sum = *(float*)(n + 8);"))
     inputs = make_inputs(subject, {"M": 2}, seed=3, family="randn")
-    with raises_code(CandidateCrashed, "crashed", "SIGSEGV") as caught:
+    with raises_code(CandidateCrashed, "crashed", "SIGSEGV"):
         runner.run(inputs, {"M": 2}, timeout_s=5.0)
-    assert caught.value.reason == "crashed"
 
 
 @pytest.mark.parametrize(

@@ -301,7 +301,6 @@ def test_a_hostile_object_is_refused_with_its_name_and_place(
 ) -> None:
     with raises_code(UnreadableInput, "object-invalid", place) as caught:
         read(model, body)
-    assert caught.value.code == "object-invalid"
     assert body["metadata"]["name"] in caught.value.where
     assert "\n" not in str(caught.value)
 

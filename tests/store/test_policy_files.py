@@ -211,9 +211,8 @@ def test_wrong_indentation_is_told_with_what_to_look_at(
     tmp_path: Path, text: str, advice: str
 ) -> None:
     path = write(tmp_path, text)
-    with raises_code(NotPlainYaml, "yaml-syntax", advice) as told:
+    with raises_code(NotPlainYaml, "yaml-syntax", advice):
         load_policy(path)
-    assert told.value.code == "yaml-syntax"
 
 
 @pytest.mark.parametrize(("field", "week"), [("0 25 * * MON", False), ("0 9 * * FRI-MON", True)])

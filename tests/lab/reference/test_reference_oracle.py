@@ -249,9 +249,8 @@ def test_where_nothing_confines_a_reference_it_is_not_run(
     bare_child(monkeypatch, tmp_path)
     # The constant would fail if anything of the text were executed.
     made = Oracle(definition("A = 1 // 0\ndef run(x, mask): return (x, 1)"))
-    with raises_code(HarnessError, "reference-unconfined", "allow_unconfined_references") as caught:
+    with raises_code(HarnessError, "reference-unconfined", "allow_unconfined_references"):
         made.compute(x=X, mask=MASK)
-    assert caught.value.code == "reference-unconfined"
     assert made.confined_by is None
 
 
@@ -280,9 +279,8 @@ def test_a_child_that_forgets_to_refuse_is_refused_by_its_parent(
     walls: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     made = pretending({}, monkeypatch, tmp_path, walls)
-    with raises_code(HarnessError, "reference-unconfined", "seccomp", "Landlock") as caught:
+    with raises_code(HarnessError, "reference-unconfined", "seccomp", "Landlock"):
         made.compute(x=X, mask=MASK)
-    assert caught.value.code == "reference-unconfined"
 
 
 def test_a_child_is_heard_whose_pipes_have_numbers_past_a_thousand(run: object) -> None:
