@@ -144,12 +144,19 @@ def test_an_unknown_variable_is_refused_with_the_nearest_name(
     assert "did you mean RETUNED_WINDOW_S?" in str(caught.value) or name == "RETUNED_X"
 
 
-@pytest.mark.parametrize("name", ["RETUNED_CONFIG_FILE", "RETUNED_RUNTIMES", "RETUNED_TORCHES"])
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("RETUNED_CONFIG_FILE", "RETUNED_CONFIG?"),
+        ("RETUNED_RUNTIMES", "RETUNED_RUNTIME?"),
+        ("RETUNED_TORCHES", "RETUNED_TORCH?"),
+    ],
+)
 def test_a_longer_name_than_one_that_belongs_to_others_is_refused(
-    monkeypatch: pytest.MonkeyPatch, name: str
+    monkeypatch: pytest.MonkeyPatch, name: str, near: str
 ) -> None:
     monkeypatch.setenv(name, "1")
-    with raises_naming(UsageError, name, f"{name[:12]}"):
+    with raises_naming(UsageError, name, near):
         load_settings()
 
 

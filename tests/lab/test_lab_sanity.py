@@ -76,9 +76,7 @@ def test_a_definition_whose_answer_never_changes_proves_nothing(compute: Compute
     ],
 )
 def test_a_definition_that_ignores_an_input_proves_nothing(compute: Compute, ignored: str) -> None:
-    with raises_code(
-        HarnessError, "definition-proves-nothing", f"no output depends on input '{ignored}'"
-    ):
+    with raises_code(HarnessError, "definition-proves-nothing", "no output", f"input '{ignored}'"):
         meaning(compute)
 
 
