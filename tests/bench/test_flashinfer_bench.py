@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.expect import raises_code, raises_naming
 
 from retuned import catalog
 from retuned.contract import (
@@ -257,7 +258,7 @@ def test_an_exported_triton_variant_brings_a_launcher_that_computes() -> None:
     module["run"](x, y)
     torch.testing.assert_close(y, torch.softmax(x, dim=-1), atol=1e-6, rtol=1e-5)
     big = torch.randn(9, 64, device=device)
-    with pytest.raises(ValueError, match="1 <= M <= 8"):
+    with raises_naming(ValueError, "1 <= M <= 8", "9"):
         module["run"](big, torch.empty_like(big))
 
 
@@ -359,18 +360,18 @@ def test_definitions_that_no_record_holds_are_refused(changes: dict[str, Any]) -
 def test_element_types_that_the_format_lacks_are_refused_on_the_way_out(dtype: DType) -> None:
     definition = catalog.get("softmax_n32").definition
     spec = definition.inputs["x"].model_copy(update={"dtype": dtype})
-    with pytest.raises(NotExportable, match=f"'x' is {dtype}"):
+    with raises_code(NotExportable, "not-exportable", "'x'", dtype):
         export_definition(definition.model_copy(update={"inputs": {"x": spec}}))
 
 
 def test_weights_that_want_repacking_are_refused_on_the_way_out() -> None:
     entry = catalog.get("softmax_n64", language=Language.TRITON)
     repacked = entry.incumbent.model_copy(update={"layouts": {"x": "transposed"}})
-    with pytest.raises(NotExportable, match="repacked"):
+    with raises_code(NotExportable, "not-exportable", "softmax.passes", " x "):
         export_solution(repacked, entry.definition)
     product = catalog.get("gemm_bf16_n64_k256")
     split = product.solution("split-k", product.space("split-k").starts({"M": 1})[0])
-    with pytest.raises(NotExportable, match="2 launches and 1 pieces of scratch"):
+    with raises_code(NotExportable, "not-exportable", "2 launches", "1 pieces of scratch"):
         export_solution(split, product.definition)
 
 
@@ -416,10 +417,10 @@ def test_a_solution_changed_after_its_export_is_refused() -> None:
     assert found.trust is TrustClass.GENERATED  # whatever the file says
     changed = through_json(body)
     changed["sources"][0]["content"] += "# changed\n"
-    with pytest.raises(UnreadableInput, match="changed after it was exported"):
+    with raises_code(UnreadableInput, "bad-solution", "digest"):
         import_solution(changed, where=HERE)
     renamed = {**body, "name": "another"}
-    with pytest.raises(UnreadableInput, match="contradict"):
+    with raises_code(UnreadableInput, "bad-solution", "name or definition"):
         import_solution(renamed, where=HERE)
 
 
@@ -616,7 +617,7 @@ def test_lines_are_documents_with_their_place(tmp_path: Path) -> None:
         DocumentType.TRACE,
         DocumentType.SOLUTION,
     ]
-    with pytest.raises(UnreadableInput, match="is no definition"):
+    with raises_code(UnreadableInput, "unknown-document", "`reference`", "`spec`", "`workload`"):
         kind_of({"name": "x"}, where=HERE)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from tests.expect import raises_code
 
 from retuned.cli.validate import read_candidate
 from retuned.contract import Solution
@@ -152,7 +153,7 @@ def test_a_finished_problem_is_not_run_again_unless_its_kernel_changes(tmp_path:
 def test_a_file_that_holds_no_outcomes_is_refused_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
     file.write_text("hello\n")
-    with pytest.raises(UnreadableInput, match="line 1"):
+    with raises_code(UnreadableInput, "bad-outcome", "line 1", "--out"):
         read_outcomes(file)
     assert read_outcomes(tmp_path / "absent") == {}
 

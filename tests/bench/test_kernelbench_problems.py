@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.expect import raises_code, raises_naming
 
 from retuned.contract import AxisConst, DType
 from retuned.errors import HarnessError, UnreadableInput, UsageError
@@ -78,7 +79,7 @@ def test_a_problem_that_cannot_be_used_is_refused_with_its_reason(name: str) -> 
 def test_a_problem_that_never_ends_is_killed() -> None:
     limits = ProblemLimits(call_s=0.5)
     opened("3_softmax").eager.close()  # what forks children is there now
-    with pytest.raises(ProblemRefused, match="timed-out"):
+    with raises_code(ProblemRefused, "timed-out"):
         open_problem("x", text_of("loop_at_import", "hostile"), device="cpu", limits=limits)
 
 
@@ -202,7 +203,7 @@ def test_two_outputs_keep_their_order_and_types() -> None:
 def test_a_model_that_dies_later_says_nothing_about_a_kernel() -> None:
     subject = opened("3_softmax")
     subject.eager.close()
-    with pytest.raises(HarnessError, match="has ended"):
+    with raises_naming(HarnessError, "model", "crashed"):
         subject.eager.run({"x": np.ones((48, 700), dtype=np.float32)}, {}, timeout_s=5.0)
 
 
@@ -217,14 +218,14 @@ def test_a_folder_is_read_in_the_order_in_which_people_count(tmp_path: Path) -> 
 
 
 def test_a_folder_without_problems_or_with_one_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no \.py files"):
+    with raises_naming(UsageError, str(tmp_path), ".py"):
         discover(tmp_path)
-    with pytest.raises(UnreadableInput, match="--problems names one with files") as missing:
+    with raises_code(UnreadableInput, "folder-missing", "--problems") as missing:
         discover(tmp_path / "none")
     assert (missing.value.code, missing.value.exit_code) == ("folder-missing", 3)
     assert missing.value.where == str(tmp_path / "none")
     (tmp_path / "1_x.py").write_bytes(b"\xff\xfe")
-    with pytest.raises(UnreadableInput, match="1_x"):
+    with raises_code(UnreadableInput, "unreadable", "1_x"):
         discover(tmp_path)
 
 
@@ -242,5 +243,5 @@ def test_times_that_cannot_be_are_no_times(
     assert scaled.eager.batch_us() > 0.0
     process = scaled.eager._process
     monkeypatch.setattr(process, "call", lambda *_words, **_more: ({"ns": times}, []))
-    with pytest.raises(HarnessError, match="says"):
+    with raises_naming(HarnessError, "times"):
         scaled.eager.batch_us()

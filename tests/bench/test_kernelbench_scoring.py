@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.expect import raises_naming
 
 from retuned_bench.kernelbench.problem import (
     BadDescription,
@@ -66,7 +67,7 @@ def test_a_description_that_is_none_is_refused(change: dict[str, object]) -> Non
 
 def test_two_tensors_of_one_name_are_refused() -> None:
     outputs = [{**HEAD, "name": "out"}]
-    with pytest.raises(BadDescription, match="one name"):
+    with raises_naming(BadDescription, "name"):
         read_description({"inputs": [HEAD], "weights": [HEAD], "outputs": outputs})
 
 

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import itertools
-import re
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.expect import raises_naming
 
 from retuned import catalog
 from retuned.contract import Guard, TrustClass
@@ -44,16 +44,16 @@ def some_axes(name: str) -> dict[str, int]:
         ("linear_w8_n8_k8\n", "linear_w8_n{N}_k{K}"),
         ("linear_w8_n9999999_k8", "linear_w8_n{N}_k{K}"),
         ("rmsnorm_h512_x", "rmsnorm_h{H}"),
-        ("", "`retuned kernels list` prints all names"),
+        ("", "`retuned kernels list`"),
     ],
 )
 def test_an_unknown_name_is_refused_with_the_nearest_that_exist(name: str, near: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(near)):
+    with raises_naming(UsageError, f"'{name}'", near):
         catalog.get(name)
 
 
 def test_a_head_size_that_no_vector_divides_is_refused() -> None:
-    with pytest.raises(UsageError, match="multiple of 16, got 20"):
+    with raises_naming(UsageError, "attention_h8_d20", "16", "got 20"):
         catalog.get("attention_h8_d20")
 
 
@@ -129,19 +129,19 @@ def test_logits_reach_what_overflows_a_softmax_without_maximum() -> None:
 
 
 def test_attention_with_more_queries_than_keys_is_refused() -> None:
-    with pytest.raises(UsageError, match="S >= T"):
+    with raises_naming(UsageError, "S >= T", "T=3", "S=2"):
         catalog.get("attention_h2_d64").inputs({"T": 3, "S": 2}, seed=0, family="randn")
 
 
 def test_an_unknown_family_is_refused_with_the_families_that_exist() -> None:
-    with pytest.raises(UsageError, match="zeros-rows"):
+    with raises_naming(UsageError, "'nonsense'", "zeros-rows"):
         catalog.get("rmsnorm_h8").inputs({"M": 1}, seed=0, family="nonsense")
 
 
 def test_inputs_that_contradict_the_axes_are_refused() -> None:
     entry = catalog.get("rmsnorm_h8")
     inputs = entry.inputs({"M": 3}, seed=0, family="randn")
-    with pytest.raises(ValueError, match=r"'x' has shape \(3, 8\)"):
+    with raises_naming(ValueError, "'x'", "(3, 8)", "(4, 8)"):
         entry.reference(inputs, {"M": 4})
 
 
@@ -188,9 +188,9 @@ def test_a_point_outside_its_space_is_refused() -> None:
     good = {"P": 16, "TILE": 4, "CHUNK": 64, "STAGE": 0, "VEC": 32, "THREADS": 1}
     assert entry.solution("packed-panels", good).layouts == {"wq": "panels-16"}
     for wrong in ({**good, "P": 32}, {**good, "TILE": 5}, {"P": 16}, {**good, "EVIL": 1}):
-        with pytest.raises(UsageError, match="packed-panels cannot be built"):
+        with raises_naming(UsageError, "packed-panels", str(wrong)):
             entry.solution("packed-panels", wrong)
-    with pytest.raises(UsageError, match="row-dots, panels, packed-panels"):
+    with raises_naming(UsageError, "'magic'", "row-dots, panels, packed-panels"):
         entry.solution("magic", good)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.catalog.launching import launched, solutions
+from tests.expect import raises_naming
 
 from retuned import catalog
 from retuned.contract import Workload
@@ -92,7 +93,7 @@ def test_a_mixture_is_recognised_by_its_shapes() -> None:
     assert (found.definition, found.axes) == (MOE, {"M": 7})
     halves = ((7, 80), (6, 79, 80), (6, 80, 40), (7, 2), (7, 2))
     assert catalog.recognise("retuned::fused_moe_bf16", halves, ()) is None
-    with pytest.raises(UsageError, match="T <= E"):
+    with raises_naming(UsageError, "fused_moe_bf16_e2_t3_f40_k80", "T <= E <= 1024"):
         catalog.get("fused_moe_bf16_e2_t3_f40_k80")
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from tests.catalog.launching import launched, solutions
+from tests.expect import raises_naming
 
 from retuned import catalog
 from retuned.catalog.entry import KernelEntry
@@ -108,7 +109,7 @@ def test_they_are_in_triton_only_and_say_so(name: str) -> None:
     assert entry.incumbent.language is Language.TRITON
     assert entry.incumbent.structure == entry.spaces[0].name
     assert len(entry.spaces) >= 2
-    with pytest.raises(UsageError, match=f"{name} has no kernels in cpu_cpp.*in triton"):
+    with raises_naming(UsageError, name, "cpu_cpp", "triton"):
         catalog.get(name, language=Language.CPU_CPP)
 
 
@@ -121,7 +122,7 @@ def test_they_are_in_triton_only_and_say_so(name: str) -> None:
     ],
 )
 def test_lengths_that_make_no_sense_are_refused(name: str, problem: str) -> None:
-    with pytest.raises(UsageError, match=problem):
+    with raises_naming(UsageError, name, problem):
         catalog.get(name)
 
 

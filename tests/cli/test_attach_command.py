@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.expect import raises_naming
 
 from retuned.cli.attach import attach, exports, variables
 from retuned.errors import MissingDependency, UsageError
@@ -71,7 +73,7 @@ def test_a_command_is_run_in_place_with_what_it_inherits(tmp_path: Path) -> None
 
 
 def test_a_command_that_is_not_there_is_said_to_be_missing() -> None:
-    with pytest.raises(MissingDependency, match="no-such-server: cannot be run"):
+    with raises_naming(MissingDependency, "no-such-server", os.strerror(errno.ENOENT)):
         attach(["no-such-server"])
 
 
@@ -82,23 +84,23 @@ def test_why_a_command_cannot_be_run_names_no_folder_that_was_merely_looked_into
 
 
 def test_a_null_character_in_a_command_is_said_to_be_why() -> None:
-    with pytest.raises(MissingDependency, match="null character"):
+    with raises_naming(MissingDependency, "server\0", "execve"):
         attach(["server\0"])
 
 
 def test_neither_a_command_nor_what_to_set_is_refused() -> None:
-    with pytest.raises(UsageError, match="name the server's command after"):
+    with raises_naming(UsageError, "`--`", "--print-env"):
         attach(None)
 
 
 @pytest.mark.parametrize(("flag", "given"), [("--print-env", "print_env"), ("--json", "as_json")])
 def test_a_flag_that_runs_nothing_is_refused_beside_a_command(flag: str, given: str) -> None:
-    with pytest.raises(UsageError, match=f"{flag} runs nothing"):
+    with raises_naming(UsageError, flag):
         attach(["server"], **{given: True})  # type: ignore[arg-type]
 
 
 def test_a_folder_too_long_for_sockets_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="too long for sockets"):
+    with raises_naming(UsageError, "x" * 90, "--socket-dir"):
         attach(print_env=True, socket_dir=tmp_path / ("x" * 90))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import typer
+from tests.expect import raises_code, raises_naming
 from tests.hostile.triton_kernels import HEAD, LINEAR, ROW, SOFTMAX, linear
 from tests.lab.audit.crafted import ALLOC, NOBITS, WRITE, Name, Part, code_object, cubin
 from typer.testing import CliRunner
@@ -107,7 +108,7 @@ def test_wrong_words_and_files_have_their_errors(
 def test_what_is_no_object_is_unreadable(tmp_path: Path) -> None:
     path = tmp_path / "kernel.hsaco"
     path.write_bytes(b"#!/bin/sh\n")
-    with pytest.raises(UnreadableInput, match="not an ELF"):
+    with raises_code(UnreadableInput, "bad-object", "kernel.hsaco", "ELF"):
         asked(path)
 
 
@@ -136,7 +137,7 @@ def test_a_candidate_outside_the_contract_is_refused_unexecuted(tmp_path: Path) 
 def test_a_candidate_needs_a_gpu_to_be_named(tmp_path: Path) -> None:
     path = tmp_path / "candidate.py"
     path.write_text(CANDIDATE)
-    with pytest.raises(UsageError, match="--arch"):
+    with raises_naming(UsageError, "--arch"):
         asked(path)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 import typer
 from tests.cli.test_review import put
+from tests.expect import raises_code, raises_naming
 from tests.standalone.local_world import INCUMBENT, LOSER, WINNER
 from tests.standalone.proofs import MACHINE, interval, proof
 from typer.testing import CliRunner
@@ -126,7 +129,7 @@ def test_verify_says_yes(state: SqliteStore, run: Run) -> None:
 
 def test_verify_says_no_with_its_reason_and_exit_code(state: SqliteStore, run: Run) -> None:
     digest = keep(state, WINNER, altered=True)
-    with pytest.raises(Refused, match="evidence-altered") as caught:
+    with raises_code(Refused, "refused", digest, "[evidence-altered]") as caught:
         run("evidence", "verify", digest)
     assert caught.value.exit_code == 1
     body = run("evidence", "verify", digest, "--json", code=1)
@@ -146,9 +149,9 @@ def test_a_saved_file_is_verified_with_the_public_key_alone(
     assert run("evidence", "verify", str(file)).startswith("yes"), "old public keys are kept"
     other = tmp_path / "other.pem"
     other.write_text(run("evidence", "key", "--json")["public"])
-    with pytest.raises(Refused, match="evidence-key-unknown"):
+    with raises_code(Refused, "refused", str(file), "[evidence-key-unknown]"):
         run("evidence", "verify", str(file), "--key", str(other))
-    with pytest.raises(UsageError, match="cannot be written"):
+    with raises_naming(UsageError, str(file), os.strerror(errno.EEXIST)):
         run("evidence", "save", digest, str(file))
 
 
@@ -170,7 +173,7 @@ def test_a_revoked_key_is_listed_and_its_evidence_carries_nothing(
     assert body["key"] != old
     assert [(each["key"], each["reason"]) for each in body["revoked"]] == [(old, "a lost disk")]
     assert run("evidence", "key", "--json")["revoked"] == body["revoked"]
-    with pytest.raises(Refused, match="evidence-key-revoked"):
+    with raises_code(Refused, "refused", digest, "[evidence-key-revoked]"):
         run("evidence", "verify", digest)
     assert "NOT VERIFIED" in run("evidence", "show", digest)
 
@@ -185,7 +188,7 @@ def test_a_key_that_others_may_have_read_is_revoked_in_one_step(
     body = run("evidence", "rotate", "--revoke", old if by_name else "current", "--json")
     assert body["key"] != old
     assert [each["key"] for each in body["revoked"]] == [old]
-    with pytest.raises(Refused, match="evidence-key-revoked"):
+    with raises_code(Refused, "refused", digest, "[evidence-key-revoked]"):
         run("evidence", "verify", digest)
 
 
@@ -226,7 +229,7 @@ def test_what_is_not_there_is_said(what: str, state: SqliteStore, run: Run) -> N
 
 def test_a_blob_that_is_gone_is_said(state: SqliteStore, run: Run) -> None:
     proposed = put(state)
-    with pytest.raises(UnreadableInput, match="missing-evidence"):
+    with raises_code(UnreadableInput, "missing-evidence"):
         run("evidence", "show", proposed.id)
     body = run("evidence", "verify", proposed.id, "--json", code=1)
     assert body["doubt"]["reason"] == "missing-evidence"
@@ -237,9 +240,9 @@ def test_a_file_that_is_no_evidence_is_not_believed(
 ) -> None:
     file = tmp_path / "nonsense.json"
     file.write_text("{}")
-    with pytest.raises(Refused, match="evidence-unreadable"):
+    with raises_code(Refused, "refused", str(file), "[evidence-unreadable]"):
         run("evidence", "verify", str(file))
-    with pytest.raises(UnreadableInput, match="bad-key"):
+    with raises_code(UnreadableInput, "bad-key", str(file)):
         run("evidence", "verify", str(file), "--key", str(file))
 
 

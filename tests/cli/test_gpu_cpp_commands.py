@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import typer
+from tests.expect import raises_naming
 from typer.testing import CliRunner
 
 from retuned import catalog
@@ -82,6 +83,6 @@ def test_a_device_source_is_audited_without_a_gpu(
 
 @pytest.mark.skipif(find_gpu() is not None, reason="there is a GPU")
 def test_running_it_says_what_is_missing_and_what_can_be_done_without() -> None:
-    with pytest.raises(MissingDependency, match="retuned audit FILE --arch") as caught:
+    with raises_naming(MissingDependency, "retuned audit FILE --arch") as caught:
         GpuCpp().program.start(3)
     assert caught.value.exit_code == 4

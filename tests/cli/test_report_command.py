@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.expect import raises_naming
 
 from retuned.cli import status
 from retuned.errors import UsageError
@@ -27,9 +28,9 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_kernel_that_nobody_knows_is_an_error_with_those_that_are_near(state: Path) -> None:
-    with pytest.raises(UsageError, match="no kernel of that name; there are rmsnorm_h512"):
+    with raises_naming(UsageError, "'rmsnorm_h51'", "rmsnorm_h512, rmsnorm_h2048"):
         status.report(kernel="rmsnorm_h51", state_dir=state)
-    with pytest.raises(UsageError, match="there are rmsnorm_h2048, rmsnorm_h512, softmax_n1024"):
+    with raises_naming(UsageError, "'nope'", "rmsnorm_h2048, rmsnorm_h512, softmax_n1024"):
         status.report(kernel="nope", state_dir=state)
 
 

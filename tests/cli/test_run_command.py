@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.expect import raises_naming
 
 from retuned.cli import run as command
 from retuned.clock import FakeClock
@@ -93,8 +94,8 @@ def test_without_a_gpu_it_says_once_that_live_triton_kernels_are_left_alone(
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("RETUNED_REVIEW", "0.0.0.0:9476", "others could reach that address"),
-        ("RETUNED_CHANNELS_LISTEN", "127.0.0.1:0", "hears nobody"),
+        ("RETUNED_REVIEW", "0.0.0.0:9476", "'0.0.0.0:9476'"),
+        ("RETUNED_CHANNELS_LISTEN", "127.0.0.1:0", "channels_listen"),
         ("RETUNED_POLICY_FILES", "{bad}", "bad.yaml"),
         ("RETUNED_DEFINITION_FILES", "{bad}", "bad.yaml"),
     ],
@@ -106,7 +107,7 @@ def test_what_is_written_wrong_is_told_before_anything_is_made_or_taken(
     bad.write_text("spec: [")
     monkeypatch.setenv(name, value.format(bad=bad))
     monkeypatch.setattr(assembly, "build", lambda _: pytest.fail("it was started"))
-    with pytest.raises(RetunedError, match=says):
+    with raises_naming(RetunedError, says):
         command.run(state_dir=tmp_path / "state", watch=[tmp_path])
     assert not (tmp_path / "state").exists()
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from tests.expect import raises_naming
 
 from retuned import catalog
 from retuned.contract import Digest, Solution, Workload
@@ -145,17 +146,17 @@ def test_the_server_s_runtime_reads_what_the_lab_built(root: Path) -> None:
 
 
 def test_a_plan_for_another_machine_is_not_run(root: Path) -> None:
-    with pytest.raises(HarnessError, match="environment"):
+    with raises_naming(HarnessError, "environment", "sha256:000000000000"):
         list(local(root).run(plan(environment="sha256:" + "0" * 64), known={}))
 
 
 def test_a_plan_without_the_incumbent_s_source_is_not_run(root: Path) -> None:
-    with pytest.raises(HarnessError, match="incumbent"):
+    with raises_naming(HarnessError, "incumbent", "sha256:000000000000"):
         list(local(root).run(plan(incumbent="sha256:" + "0" * 64), known={}))
 
 
 def test_an_unknown_generator_is_a_usage_error_that_lists_the_known(root: Path) -> None:
-    with pytest.raises(UsageError, match="given"):
+    with raises_naming(UsageError, "['dream']", "['given']"):
         list(local(root).run(plan(generators=("dream",)), known={}))
 
 
@@ -174,7 +175,7 @@ def test_a_broken_incumbent_is_the_lab_s_failure_and_not_the_candidate_s(root: P
         generators={"given": lambda _plan: GivenGenerator(candidates())},
         lab=QUICK,
     )
-    with pytest.raises(HarnessError, match="incumbent itself fails"):
+    with raises_naming(HarnessError, "incumbent", "contract-violated", "'missing'"):
         list(lab.run(plan(incumbent=broken.digest), known={}))
 
 

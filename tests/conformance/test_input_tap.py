@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.expect import raises_code
 
 torch = pytest.importorskip("torch")
+
 
 from retuned.contract import Definition, DType, TensorSpec  # noqa: E402
 from retuned.errors import CandidateError, TemporaryError  # noqa: E402
@@ -99,10 +101,10 @@ def test_what_is_over_the_budget_is_left_out(world: World) -> None:
 
 
 def test_a_slot_that_is_not_there_is_refused(world: World) -> None:
-    with pytest.raises(CandidateError, match="unknown-slot"):
+    with raises_code(CandidateError, "unknown-slot", "other"):
         world.tap.listen("other", RULE)
     other = DEFINITION.model_copy(update={"name": "other"})
-    with pytest.raises(CandidateError, match="unknown-slot"):
+    with raises_code(CandidateError, "unknown-slot", "other"):
         world.tap.captured(other, max_bytes=1)
 
 

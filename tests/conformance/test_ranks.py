@@ -23,6 +23,7 @@ from tests.conformance.rehearsed_ranks import (
     order,
     server,
 )
+from tests.expect import raises_naming
 
 from retuned.errors import CandidateError, PartialCommit, TemporaryError
 from retuned.runtime.core.host import RuntimeHost
@@ -62,7 +63,7 @@ def test_three_ranks_commit_together_or_not_at_all(tmp_path: Path) -> None:
         swapper.prepare(wanted, artifact_dir=deliver(tmp_path))
         assert standings(swapper, wanted) == ["prepared"] * 3
         ranks[0].kill()
-        with pytest.raises(TemporaryError, match="rank-lost"):
+        with raises_naming(TemporaryError, "rank-lost"):
             swapper.commit(wanted)
         assert epochs(swapper) == (0, 0), "nobody was told"
         assert standings(swapper, wanted) == ["unprepared"] * 2, "what was prepared is dropped"
@@ -143,12 +144,12 @@ def test_what_a_former_daemon_sends_is_refused_and_its_way_back_too(tmp_path: Pa
         former.prepare(order(), artifact_dir=folder)
         present.prepare(order(), artifact_dir=folder)
         for late in (order(), order(None, epoch=2)):
-            with pytest.raises(TemporaryError, match="another daemon"):
+            with raises_naming(TemporaryError, "another daemon", "term"):
                 former.commit(late)
         assert epochs(present) == (0, 0)
         present.commit(order())
         former.abort(order())
-        with pytest.raises(TemporaryError, match="another daemon"):
+        with raises_naming(TemporaryError, "another daemon", "term"):
             former.prepare(order(SECOND, epoch=3), artifact_dir=folder)
         assert epochs(present) == (1, 1)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.expect import raises_code, raises_naming
 
 from retuned.clock import FakeClock
 from retuned.errors import UnreadableInput
@@ -102,7 +103,7 @@ def test_lists_are_oldest_first_and_a_limit_keeps_the_newest(store: Store) -> No
     assert [s.id for s in store.list("proposal", limit=2)] == ["p1", "p2"]
     assert store.list("proposal", limit=0) == []
     assert store.list("nothing") == []
-    with pytest.raises(ValueError, match="limit"):
+    with raises_naming(ValueError, "limit"):
         store.list("proposal", limit=-1)
 
 
@@ -120,7 +121,7 @@ def test_lists_are_narrowed_by_the_beginning_of_the_id_and_by_what_it_sorts_afte
     assert store.ids("finding", phase="odd") == ["plan-1/z", "plan-1/a"]
     assert [s.id for s in store.list("finding", prefix="plan-1/", limit=1)] == ["plan-1/a"]
     assert store.ids("finding", prefix="plan-3") == store.ids("nothing") == []
-    with pytest.raises(ValueError, match="limit"):
+    with raises_naming(ValueError, "limit"):
         store.list("finding", prefix="plan-1", limit=-1)
 
 
@@ -146,12 +147,12 @@ def test_the_trail_keeps_order_and_filters_by_id(store: Store) -> None:
 
 def test_decisions_are_never_changed(store: Store) -> None:
     store.add("decision", "d1", {"decision": "Reject"}, phase="given")
-    with pytest.raises(ValueError, match="never changed"):
+    with raises_naming(ValueError, "'decision'"):
         store.advance("decision", "d1", expect="given", to="given", body={"decision": "Approve"})
 
 
 def test_what_is_no_json_is_refused_and_nothing_is_written(store: Store) -> None:
-    with pytest.raises(ValueError, match="JSON"):
+    with raises_naming(ValueError, "JSON"):
         store.add("proposal", "p1", {"a": math.nan}, phase="a")
     with pytest.raises(TypeError):
         store.add("proposal", "p1", {"a": object()}, phase="a")
@@ -160,8 +161,9 @@ def test_what_is_no_json_is_refused_and_nothing_is_written(store: Store) -> None
 
 @pytest.mark.parametrize("bad", ["", "a\nb", "a\x00", "x" * 513])
 def test_odd_names_are_refused(store: Store, bad: str) -> None:
-    for kind, id, phase in ((bad, "i", "p"), ("k", bad, "p"), ("k", "i", bad)):
-        with pytest.raises(ValueError, match="store's"):
+    fields = {"kind": (bad, "i", "p"), "id": ("k", bad, "p"), "phase": ("k", "i", bad)}
+    for named, (kind, id, phase) in fields.items():
+        with raises_naming(ValueError, f" {named} ", "512"):
             store.add(kind, id, {}, phase=phase)
 
 
@@ -200,7 +202,7 @@ def test_transactions_do_not_nest_and_the_store_lives_on(store: Store) -> None:
             with store.transaction():
                 pass
 
-    with pytest.raises(RuntimeError, match="nest"):
+    with raises_naming(RuntimeError, "transactions"):
         nest()
     assert store.get("proposal", "p1") is None
     with store.transaction():
@@ -273,7 +275,7 @@ def test_decisions_and_orders_are_found_by_the_proposal_they_name(store: Store) 
     assert [each.id for each in store.list("decision", proposal="p2")] == ["d1"]
     assert store.list("order", proposal="p1", phase="new") == []
     assert store.list("decision", proposal="p1' OR 1=1 --") == []
-    with pytest.raises(ValueError, match="not found by their proposal"):
+    with raises_naming(ValueError, "'finding'"):
         store.list("finding", proposal="p1")
 
 
@@ -288,7 +290,7 @@ def test_a_dropped_blob_is_gone_and_may_come_back(store: Store) -> None:
     assert store.get_blob(other) == b"other"
     assert store.put_blob(b"evidence") == digest
     assert store.get_blob(digest) == b"evidence"
-    with pytest.raises(UnreadableInput, match="hex digits"):
+    with raises_code(UnreadableInput, "not-a-digest", "sha256:../../etc/passwd"):
         store.drop_blob("sha256:../../etc/passwd")
 
 
@@ -384,7 +386,7 @@ def test_what_is_old_is_forgotten_but_what_is_named_or_in_another_phase(
 
 def test_people_s_words_cannot_be_forgotten(store: Store) -> None:
     store.add("decision", "d", {"proposal": "p"}, phase="final")
-    with pytest.raises(ValueError, match="never changed"):
+    with raises_naming(ValueError, "'decision'"):
         store.forget("decision", phase="final", before=datetime.max.replace(tzinfo=UTC))
     assert store.ids("decision") == ["d"]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.expect import raises_code, raises_naming
 
 from retuned.errors import TemporaryError, UsageError
 from retuned.telemetry import CATALOGUE, Exporter, Keeper, MetricType, exported_by, metric
@@ -133,7 +134,7 @@ FAULTS: dict[str, tuple[str, Call]] = {
 @pytest.mark.parametrize("what", FAULTS)
 def test_what_the_catalogue_does_not_have_is_an_error_in_tests_only(what: str) -> None:
     fault, call = FAULTS[what]
-    with pytest.raises(ValueError, match="retuned_"):
+    with raises_naming(ValueError, "retuned_"):
         call(FakeTelemetry(exporter=Exporter.DAEMON))
     real = PrometheusTelemetry(Exporter.DAEMON)
     before = samples(real)
@@ -149,7 +150,7 @@ def test_what_the_catalogue_does_not_have_is_an_error_in_tests_only(what: str) -
 
 
 def test_a_counter_that_would_fall_is_an_error_in_tests_only() -> None:
-    with pytest.raises(ValueError, match="never falls"):
+    with raises_naming(ValueError, "retuned_windows_total", "counter"):
         FakeTelemetry().count("retuned_windows_total", -1.0)
     real = PrometheusTelemetry(Exporter.DAEMON)
     real.count("retuned_windows_total", -1.0)
@@ -214,10 +215,10 @@ def test_metrics_are_served_until_stopped_and_a_taken_port_is_busy() -> None:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             assert b'retuned_swaps_total{kind="swap"} 1.0' in answer.read()
         assert listening(port)
-        with pytest.raises(TemporaryError, match="metrics_port") as caught:
+        with raises_code(TemporaryError, "port-busy", "metrics_port") as caught:
             PrometheusTelemetry(Exporter.DAEMON).serve("127.0.0.1", port=port)
         assert (caught.value.exit_code, caught.value.code) == (5, "port-busy")
-        with pytest.raises(UsageError, match="metrics_port"):  # no address of this machine
+        with raises_naming(UsageError, "metrics_port"):  # no address of this machine
             PrometheusTelemetry(Exporter.DAEMON).serve("192.0.2.1", port=port)
     finally:
         stop()

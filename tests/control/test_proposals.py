@@ -3,6 +3,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from tests.expect import raises_naming
 from tests.operators import examples
 from tests.operators.world import World, with_facts
 
@@ -200,7 +201,7 @@ def test_no_data_never_promotes(report: str) -> None:
     name = approved(w)
     until(w, name, P.WATCHING)
     w.pods["u3"].report = report
-    with pytest.raises(AssertionError, match="not reached"):
+    with raises_naming(AssertionError, "Promoted", "pods-not-proven"):
         until(w, name, P.PROMOTED, minutes=200)
 
 
@@ -550,7 +551,7 @@ def test_a_proposal_without_a_rollout_orders_nothing() -> None:
     bare = resource.model_copy(
         update={"status": resource.status.model_copy(update={"rollout": None})}
     )
-    with pytest.raises(ValueError, match="no rollout"):
+    with raises_naming(ValueError, "swp-1", "rollout"):
         order_for(bare, rollout.pods[0])
 
 

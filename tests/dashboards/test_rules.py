@@ -17,6 +17,7 @@ from tests.dashboards.rules import (
     matchers_in,
     metrics_in,
 )
+from tests.expect import raises_naming
 
 from retuned.telemetry import CATALOGUE
 
@@ -70,7 +71,7 @@ def test_a_test_that_expects_something_else_fails(monitoring: Path, tmp_path: Pa
     text = (RULES / "operator_test.yaml").read_text("utf-8")
     wrong = tmp_path / "operator_test.yaml"
     wrong.write_text(text.replace("eval_time: 20m", "eval_time: 3m"))
-    with pytest.raises(AssertionError, match="FAILED"):
+    with raises_naming(AssertionError, "FAILED", "RetunedOperatorNotLeading"):
         run(monitoring / "promtool", "test", "rules", wrong)
 
 

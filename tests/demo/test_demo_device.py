@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.expect import raises_naming
 
 from retuned.cli import demo
 from retuned.demo import server
@@ -43,7 +44,7 @@ def test_without_one_or_without_triton_the_cpu_serves_and_the_reason_is_said(
     where, said = demo.choose_device(demo.Device.AUTO)
     assert where is demo.Device.CPU
     assert ("no GPU" if missing == "device" else "Triton is missing") in said
-    with pytest.raises(MissingDependency, match="--device cpu"):
+    with raises_naming(MissingDependency, "--device cpu"):
         demo.choose_device(demo.Device.CUDA)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.expect import raises_naming
 
 from retuned.demo.batches import Chunk, EngineLimits, Finish, Need, Progress, StepReport, plan_step
 from retuned.demo.engine import Engine
@@ -193,7 +194,7 @@ def test_a_full_queue_asks_to_come_back() -> None:
     engine, _ = engine_of(FakeModel(), waiting=2)
     engine.submit([1], max_tokens=1)
     engine.submit([1], max_tokens=1)
-    with pytest.raises(TemporaryError, match="2 requests wait") as refused:
+    with raises_naming(TemporaryError, "2 requests") as refused:
         engine.submit([1], max_tokens=1)
     assert refused.value.delay_s > 0
 
@@ -215,7 +216,7 @@ def test_a_step_that_raises_fails_its_requests_and_the_engine_goes_on(
 @pytest.mark.parametrize(("prompt", "count"), [([], 1), ([1], 0)])
 def test_a_request_for_nothing_is_refused(prompt: list[int], count: int) -> None:
     engine, _ = engine_of(FakeModel())
-    with pytest.raises(ValueError, match="at least one"):
+    with raises_naming(ValueError, "prompt token", "output token"):
         engine.submit(prompt, max_tokens=count)
 
 
@@ -248,7 +249,7 @@ def test_stopping_fails_what_is_left_and_takes_no_more() -> None:
     engine.stop()
     assert (alive_before, engine.alive) == (True, False)
     assert inbox.finish == {endless: Finish.ERROR, waiting: Finish.ERROR}
-    with pytest.raises(TemporaryError, match="stopping"):
+    with raises_naming(TemporaryError, "stopping"):
         engine.submit([1], max_tokens=1)
 
 
@@ -294,5 +295,5 @@ def test_a_plan_spends_the_budget_and_never_more(pending: list[int], budget: int
 
 
 def test_a_plan_without_budget_is_refused() -> None:
-    with pytest.raises(ValueError, match="token_budget"):
+    with raises_naming(ValueError, "token_budget", "got 0"):
         plan_step([], token_budget=0)

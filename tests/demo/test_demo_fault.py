@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.expect import raises_naming
 
 from retuned.demo.fault import FaultInjector, OneColumnWrong
 from retuned.errors import UsageError
@@ -107,10 +108,10 @@ def test_shadow_checks_find_the_fault_and_the_breaker_leaves_it_to_the_daemon() 
 
 
 def test_a_slot_that_runs_its_original_is_refused() -> None:
-    with pytest.raises(UsageError, match="never broken"):
+    with raises_naming(UsageError, "'a'", "original"):
         FaultInjector({"a": _slot(swapped=False)}).inject("a")
 
 
 def test_an_unknown_slot_is_refused_and_the_known_ones_are_named() -> None:
-    with pytest.raises(UsageError, match="there are a"):
+    with raises_naming(UsageError, "'z'"):
         FaultInjector({"a": _slot(swapped=True)}).inject("z")

@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.expect import raises_naming
 
 torch = pytest.importorskip("torch", reason="the demo's kernels are called with tensors")
+
 
 from retuned import catalog  # noqa: E402
 from retuned.contract import Language  # noqa: E402
@@ -120,7 +122,7 @@ def test_a_triton_launch_that_is_refused_fails_the_step_and_not_the_server(
 ) -> None:
     entry = catalog.get("rmsnorm_h64", language=Language.TRITON)
     incumbent = TritonIncumbent(entry.definition, entry.incumbent, device="cpu")
-    with pytest.raises(RuntimeError, match="rmsnorm_h64: tensor-unaligned"):
+    with raises_naming(RuntimeError, "rmsnorm_h64", "tensor-unaligned"):
         incumbent(torch.randn(65)[1:].view(1, 64), torch.randn(64))
 
 
@@ -145,5 +147,7 @@ def test_a_model_on_triton_kernels_says_what_one_on_plain_operators_says(
 def test_a_machine_without_triton_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
     entry = catalog.get("rmsnorm_h64", language=Language.TRITON)
-    with pytest.raises(MissingDependency, match="triton-missing"):
+    with raises_naming(
+        MissingDependency, "rmsnorm.rows.rows1-block64-num_warps1", "triton-missing"
+    ):
         TritonIncumbent(entry.definition, entry.incumbent, device="cuda")

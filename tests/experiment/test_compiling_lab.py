@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.expect import raises_naming
 from tests.operators.program.test_experiment_pods import INCUMBENT, NAME, variant
 
 from retuned import catalog
@@ -96,7 +96,7 @@ def test_what_does_not_compile_or_breaks_the_contract_is_refused_and_the_rest_is
     assert list(said) == ["broken", "sneaky", "fine"]  # the incumbent is no candidate
     assert findings["fine"].verdict.detail.startswith("compiled for ")
     assert generator.counts == [5 * AHEAD]
-    with pytest.raises(UsageError, match="was not measured"):
+    with raises_naming(UsageError, "fine", "artifact"):
         lab.build(FINE)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.expect import raises_naming
 
 from retuned.errors import Refused, UnreadableInput
 from retuned.experiment import log_transport
@@ -174,7 +175,7 @@ BAD_NAMES = [
 def test_a_name_that_leads_elsewhere_is_refused_by_who_tells_and_by_who_reads(name: str) -> None:
     assert refused(framed(one_file(name, b"x"))) == "results-malformed"
     assert names_of([name]) == ()
-    with pytest.raises(ValueError, match="not an allowed name"):
+    with raises_naming(ValueError, repr(name)[:60]):
         pack(name, b"x")
 
 

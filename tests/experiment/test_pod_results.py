@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.expect import raises_naming
 from tests.standalone.local_world import LOST, WINNER, WON
 
 from retuned.contract import Digest, Solution
@@ -93,14 +96,14 @@ def test_without_a_winners_code_there_are_no_findings(folder: Path, tmp_path: Pa
 
 
 def test_without_a_winners_evidence_there_are_no_findings(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(HarnessError, match="no evidence"):
+    with raises_naming(HarnessError, "evidence", PROVEN.solution.digest[:19]):
         publish(folder, [PROVEN], bench=FakeBench(script={}, root=tmp_path))
     assert FINDINGS not in files(folder)
 
 
 def test_a_folder_that_cannot_be_written_is_a_failure_of_the_lab(folder: Path, lab: Lab) -> None:
     (folder / "evidence").write_text("a file where a folder should be")
-    with pytest.raises(HarnessError, match="cannot be written"):
+    with raises_naming(HarnessError, "results", os.strerror(errno.EEXIST)):
         publish(folder, [REJECTED], bench=lab)
     assert files(folder) == {"evidence"}
 
@@ -121,7 +124,7 @@ def test_a_winner_that_is_too_large_is_none(
 ) -> None:
     monkeypatch.setattr(pod_results, "MAX_RESULT_BYTES", 20_000)
     lab.length = 20_000
-    with pytest.raises(HarnessError, match="longer than"):
+    with raises_naming(HarnessError, "20000 bytes"):
         publish(folder, [PROVEN], bench=lab)
     assert FINDINGS not in files(folder)
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.expect import raises_naming
 from tests.standalone.local_world import LOST, WINNER, WON
 
 from retuned.errors import UnreadableInput, UsageError
@@ -144,7 +145,7 @@ def test_nothing_is_complete_before_the_findings_are_there(folder: Path) -> None
 def test_a_manifest_that_says_not_enough_is_wrong_usage(name: str) -> None:
     given = {**ENVIRONMENT, "RETUNED_RESULTS_DIR": "/results"}
     assert telling_settings(given).sender == SENDER
-    with pytest.raises(UsageError, match=name):
+    with raises_naming(UsageError, name):
         telling_settings(given | {name: ""})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.expect import raises_naming
 
 from retuned.cli.validate import read_candidate
 from retuned_bench.kernelbench.problem import open_problem
@@ -36,5 +37,5 @@ def test_a_triton_kernel_is_timed_beside_eager_on_the_gpu(tmp_path: Path, name: 
 @pytest.mark.parametrize("name", ["network", "writes_a_file", "fork_bomb", "starts_a_program"])
 def test_the_walls_stand_where_a_driver_is_used(name: str) -> None:
     text = (DATA / "hostile" / f"{name}.py").read_text(encoding="utf-8")
-    with pytest.raises(ProblemRefused, match="PermissionError"):
+    with raises_naming(ProblemRefused, "PermissionError"):
         open_problem(name, text, device="cuda")

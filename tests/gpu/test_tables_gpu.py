@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.expect import raises_code
 
 from retuned import catalog
 from retuned.contract import Definition, Language, Solution
@@ -155,7 +156,7 @@ def test_a_kernel_that_follows_a_table_is_swapped_in_and_a_wrong_one_is_not(
         wrong = entry.incumbent.model_copy(
             update={"sources": (source.model_copy(update={"content": text}),)}
         )
-        with pytest.raises(Refused, match="self-check-failed"):
+        with raises_code(Refused, "self-check-failed"):
             swap(runtime, tmp_path, wrong, entry.definition, bounds)
         assert swap(runtime, tmp_path, entry.incumbent, entry.definition, bounds) == 1
         slot(*inputs)

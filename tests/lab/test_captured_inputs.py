@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.expect import raises_code, raises_naming
 
 from retuned import catalog
 from retuned.catalog.entry import KernelEntry
@@ -78,19 +81,19 @@ def test_files_that_changed_are_refused_and_the_experiment_goes_on_without(tmp_p
     folder = tmp_path / "c"
     kept(folder, sample())
     (folder / "0-0.bin").write_bytes(b"0" * 768)
-    with pytest.raises(UnreadableInput, match="does not match its digest"):
+    with raises_code(UnreadableInput, "captures-unreadable", "0-0.bin", "digest"):
         read_captured(folder, ENTRY.definition)
     assert with_captured(ENTRY, folder) is ENTRY
     manifest = folder / "inputs.json"
     body = json.loads(manifest.read_text())
     body["samples"][0]["tensors"][0]["file"] = "../../secret"
     manifest.write_text(json.dumps(body))
-    with pytest.raises(UnreadableInput, match="cannot be read"):
+    with raises_code(UnreadableInput, "captures-unreadable", "samples.0.tensors.0.file"):
         read_captured(folder, ENTRY.definition)
     kept(folder, sample())
     (folder / "0-0.bin").unlink()
     (folder / "0-0.bin").symlink_to("/etc/hostname")
-    with pytest.raises(UnreadableInput, match="cannot be read"):
+    with raises_code(UnreadableInput, "captures-unreadable", os.strerror(errno.ELOOP)):
         read_captured(folder, ENTRY.definition)
 
 
@@ -111,7 +114,7 @@ def test_captured_shapes_are_asked_about_last_and_large_ones_not(tmp_path: Path)
     assert inputs["wq"].tobytes() == (
         make_inputs(ENTRY, {"M": 5}, seed=7, family="randn")["wq"].tobytes()
     )
-    with pytest.raises(ValueError, match="no captured inputs"):
+    with raises_naming(ValueError, "captured", "{'M': 4}"):
         make_inputs(subject, {"M": 4}, seed=7, family="captured")
 
 

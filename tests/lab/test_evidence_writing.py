@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from tests.expect import raises_naming
 from tests.lab.conftest import LINEAR, SOURCE
 
 from retuned import catalog
@@ -204,7 +205,7 @@ def test_a_freeze_that_cannot_be_read_stops_the_experiment(tmp_path: Path) -> No
     (path,) = (tmp_path / "n").iterdir()
     path.chmod(0o600)
     path.write_text("{")
-    with pytest.raises(HarnessError, match="frozen"):
+    with raises_naming(HarnessError, str(path), "Freeze"):
         book.freeze(first)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.expect import raises_naming
 from tests.lab.test_lab_notebook import ENTRY, PLAN, Killed, candidates
 from tests.standalone.proofs import raw
 
@@ -86,7 +87,7 @@ def test_a_damaged_record_of_a_finalist_stops_the_experiment(tmp_path: Path) -> 
     book.write_final(FinalNote(candidate=digest(1), begun=1))
     (path,) = tmp_path.glob("*.final")
     path.write_text("{")
-    with pytest.raises(HarnessError, match="finalist"):
+    with raises_naming(HarnessError, str(path), "FinalNote"):
         book.finals()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.expect import raises_naming
 
 from retuned import catalog
 from retuned.contract import Definition, Solution, Workload
@@ -133,7 +134,9 @@ def test_a_search_waits_a_moment_for_the_only_generator_that_has_something(
 
 
 def test_where_every_generator_fails_nothing_may_be_concluded(tmp_path: Path) -> None:
-    with pytest.raises(HarnessError, match=r"every generator failed.*ZeroDivisionError"):
+    with raises_naming(
+        HarnessError, "broken: ", "ZeroDivisionError", "absent: ", "MissingDependency"
+    ):
         list(lab(tmp_path).run(plan("broken", "absent"), known={}))
 
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from tests.expect import raises_naming
 
 from retuned import catalog
 from retuned.errors import CandidateCrashed, HarnessError
@@ -102,7 +103,7 @@ def test_an_incumbent_that_fails_is_no_fault_of_the_candidate() -> None:
             return compute(x)
         raise CandidateCrashed("crashed", detail="gone")
 
-    with pytest.raises(HarnessError, match="incumbent fails"):
+    with raises_naming(HarnessError, "incumbent", "{'M': 4}", "gone"):
         checked(beside, incumbent=breaks)
 
 

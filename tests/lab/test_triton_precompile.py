@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.expect import raises_code
 
 from retuned.contract import Definition, Solution
 from retuned.errors import CandidateError
@@ -98,7 +99,7 @@ def test_code_for_servers_is_audited_as_it_is(monkeypatch: pytest.MonkeyPatch) -
         return [each | {"odd": ["calls vprintf"]} for each in made]
 
     monkeypatch.setattr(triton_precompile, "run_compiler", calling)
-    with pytest.raises(CandidateError, match="vprintf"):
+    with raises_code(CandidateError, "binary-audit-failed", "vprintf"):
         precompile(solution("flat", **FLAT), DEFINITION, arch="sm_90")
     assert [each["kind"] for each in asked] == ["cubin"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.expect import raises_code
 from tests.lifting import live
 
 from retuned.lifting.data_flow import Flow, flow_of
@@ -165,7 +166,7 @@ def test_numbers_read_from_memory_that_become_addresses_are_found() -> None:
 
 def test_atomics_and_stored_addresses_are_found() -> None:
     assert flow(text("tl.atomic_add(y + at, v)")).atomic == {"y"}
-    with pytest.raises(NotLifted, match="pointer-stored"):
+    with raises_code(NotLifted, "pointer-stored"):
         flow(text("tl.store(y + at, x + at)"))
 
 
@@ -175,7 +176,7 @@ def test_helpers_that_call_each_other_without_end_are_cut_off() -> None:
         for i in range(40)
     )
     before += "@triton.jit\ndef h40(p, a, b):\n    return tl.load(p)\n"
-    with pytest.raises(NotLifted, match="flow-too-deep"):
+    with raises_code(NotLifted, "flow-too-deep"):
         flow(text("v = h0(x, y, n)", before))
 
 
@@ -197,7 +198,7 @@ def test_a_body_that_takes_too_long_to_follow_is_given_up() -> None:
     )
     before = f"@triton.jit\ndef big({', '.join(names)}):\n" + "    a0 = a0 + a1 * a2\n" * 400
     before += "    return a0\n"
-    with pytest.raises(NotLifted, match="flow-too-deep"):
+    with raises_code(NotLifted, "flow-too-deep"):
         flow(text(calls.strip().replace("\n    ", "\n    "), before))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.expect import raises_code
 
 from retuned.errors import UnreadableInput, UsageError
 from retuned.notify.settings import incoming_of, read_secret, sinks_of
@@ -97,7 +98,7 @@ def test_what_is_no_secret_is_refused_without_showing_it(tmp_path: Path, content
 
 def test_a_missing_secret_is_found_before_anything_runs(tmp_path: Path) -> None:
     for reference in (str(tmp_path / "none"), "env:NO_SUCH_VARIABLE_HERE", "/dev/zero", "/"):
-        with pytest.raises(UnreadableInput, match="webhook_secret"):
+        with raises_code(UnreadableInput, "no-secret", "webhook_secret"):
             sinks_of(made(webhook_url="https://hooks.example", webhook_secret=reference))
 
 

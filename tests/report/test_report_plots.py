@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.expect import raises_naming
 
 from retuned.report.plots import (
     Band,
@@ -153,19 +154,19 @@ BROKEN: dict[str, Draw] = {
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", BROKEN)
 def test_numbers_that_are_none_are_refused(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=r"finite|order|before"):
+    with raises_naming(ValueError, f"got {value}"):
         BROKEN[name](value)
 
 
 def test_negative_bars_and_bounds_out_of_order_are_refused() -> None:
-    with pytest.raises(ValueError, match="negative"):
+    with raises_naming(ValueError, "bar length", "-0.1"):
         bars([Bar(label="a", value=-0.1)], title="t", desc="d")
-    with pytest.raises(ValueError, match="above zero"):
+    with raises_naming(ValueError, "speedup", "0.0"):
         intervals([Ratio(label="a", lower=0, point=1, upper=1)], title="t", desc="d")
-    with pytest.raises(ValueError, match="out of order"):
+    with raises_naming(ValueError, "speedup bounds", "2.0 1.0 3.0"):
         intervals([Ratio(label="a", lower=2, point=1, upper=3)], title="t", desc="d")
     band = Band(name="b", start=2, end=1)
-    with pytest.raises(ValueError, match="before"):
+    with raises_naming(ValueError, "'b'", "1", "2"):
         series([(0, 0)], bands=[band], x_label="", y_label="", title="t", desc="d")
 
 

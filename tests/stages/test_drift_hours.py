@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.expect import raises_invalid
 
 from retuned.stages.drift import (
     DetectorState,
@@ -141,7 +142,7 @@ def test_a_state_of_unknown_make_is_refused_by_the_name_of_its_field(
     learned: DetectorState,
 ) -> None:
     stored = learned.model_dump(mode="json") | {"momentum": 1.0}
-    with pytest.raises(ValueError, match="momentum"):
+    with raises_invalid("momentum", kind="extra_forbidden"):
         DetectorState.model_validate(stored)
 
 
@@ -169,5 +170,5 @@ def test_what_is_new_in_every_other_window_is_news_where_windows_are_short(
 
 
 def test_more_new_windows_than_their_span_cannot_be_meant() -> None:
-    with pytest.raises(ValueError, match="new_span"):
+    with raises_invalid(names=("new_windows", "new_span")):
         DriftSettings(new_windows=3, new_span=2)

@@ -12,6 +12,7 @@ from cronsim import CronSim
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from tests.expect import raises_invalid
 
 from retuned.stages.gate import Window, judge_windows, may_finish
 
@@ -209,13 +210,13 @@ def test_a_swap_under_way_may_finish_only_where_every_closed_window_says_so() ->
 @pytest.mark.parametrize(
     ("schedule", "says"),
     [
-        ("0 9 * * 5", "by name"),
-        ("0 9 * * 1-5", "by name"),
-        ("0 9 * * */2", "by name"),
-        ("0 9 * * 5L", "by name"),
-        ("0 9 * *", "five fields"),
-        ("0 0 9 * * MON", "five fields"),
-        ("@daily", "five fields"),
+        ("0 9 * * 5", "MON-FRI"),
+        ("0 9 * * 1-5", "MON-FRI"),
+        ("0 9 * * */2", "MON-FRI"),
+        ("0 9 * * 5L", "MON-FRI"),
+        ("0 9 * *", "minute hour"),
+        ("0 0 9 * * MON", "minute hour"),
+        ("@daily", "minute hour"),
         ("0 25 * * *", "hour"),
         ("61 * * * *", "minute"),
         ("0 0 31 2 *", "day-of-month"),
@@ -225,11 +226,11 @@ def test_a_swap_under_way_may_finish_only_where_every_closed_window_says_so() ->
         ("0 9 1/0 * *", "day-of-month"),
         ("0 9 L/2 * *", "day of month"),
         ("0 9 * FOO *", "month"),
-        ("", "five fields"),
+        ("", "minute hour"),
     ],
 )
 def test_a_schedule_that_cannot_be_read_is_invalid(schedule: str, says: str) -> None:
-    with pytest.raises(ValidationError, match=says):
+    with raises_invalid("schedule", names=(says,)):
         window(schedule=schedule)
 
 
@@ -244,7 +245,7 @@ def test_odd_but_right_schedules_are_read(schedule: str) -> None:
     "zone", ["CET+1", "Berlin", "", "../../etc/passwd", "/etc/localtime", "Europe", "x" * 70]
 )
 def test_an_unknown_time_zone_is_invalid(zone: str) -> None:
-    with pytest.raises(ValidationError, match=r"zone|64"):
+    with raises_invalid("timeZone", kind="string_too_long" if len(zone) > 64 else None):
         window(timeZone=zone)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.expect import raises_naming
 
 from retuned.contract import Workload
 from retuned.stages.drift import DriftAction, DriftReport
@@ -122,7 +123,7 @@ def test_only_the_costliest_shapes_are_taken() -> None:
 
 
 def test_shapes_that_take_more_than_the_window_are_an_error() -> None:
-    with pytest.raises(ValueError, match="in the window"):
+    with raises_naming(ValueError, "linear", "1500000000 ns", "1000000000 ns"):
         hypothesize(
             {"linear": [cost("linear", 1, share=1.5)]}, report=report(), total_gpu_time_ns=SECOND
         )

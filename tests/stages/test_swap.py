@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.expect import raises_naming
 
 from retuned.contract import Digest, Guard, TrustClass
 from retuned.stages.proposal import Proposal, Risk
@@ -79,7 +80,7 @@ def test_a_rollback_to_an_artifact_of_unknown_shapes_ends_at_the_original() -> N
 
 @pytest.mark.parametrize("epoch", [1, 3])
 def test_a_rollback_that_the_runtime_would_refuse_is_not_made(epoch: int) -> None:
-    with pytest.raises(ValueError, match="later epoch"):
+    with raises_naming(ValueError, "epoch 3", f"got {epoch}"):
         order_rollback(order_swap(proposal(), epoch=3), epoch=epoch)
 
 
@@ -195,7 +196,7 @@ def test_an_order_that_is_issued_again_differs_in_nothing_but_its_epoch() -> Non
     order = order_swap(proposal(), epoch=3, previous=OLD, previous_guard=OLD_GUARD)
     again = reissue(order, epoch=8)
     assert again == order_swap(proposal(), epoch=8, previous=OLD, previous_guard=OLD_GUARD)
-    with pytest.raises(ValueError, match="later epoch"):
+    with raises_naming(ValueError, "epoch 3", "at 3"):
         reissue(order, epoch=3)
 
 

@@ -7,6 +7,7 @@ import pwd
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from tests.expect import raises_code
 
 from retuned.errors import UnreadableInput
 from retuned.stages.gate import DecisionKind, SwapDecision, TuningFreeze
@@ -50,7 +51,7 @@ def test_the_very_same_word_is_kept_once() -> None:
 def test_a_word_that_cannot_be_read_is_never_passed_over() -> None:
     store = MemoryStore()
     store.add("decision", "d", {"proposal": "p", "decision": "Maybe"}, phase="given")
-    with pytest.raises(UnreadableInput, match="SwapDecision"):
+    with raises_code(UnreadableInput, "record-unreadable", "decision d", "SwapDecision"):
         Approvals(store).decisions("p")
 
 
@@ -70,7 +71,7 @@ def test_a_freeze_stands_until_its_end_or_its_lifting() -> None:
 def test_a_freeze_that_cannot_be_read_is_never_passed_over() -> None:
     store = MemoryStore()
     store.add("freeze", "f", {"id": "f"}, phase="active")
-    with pytest.raises(UnreadableInput, match="TuningFreeze"):
+    with raises_code(UnreadableInput, "record-unreadable", "freeze f", "TuningFreeze"):
         Approvals(store).freezes(now=NOW)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.expect import raises_naming
 from tests.telemetry.receiver import NEVER_S, Collector, collecting
 
 from retuned.errors import UsageError
@@ -104,7 +105,7 @@ def test_a_span_that_fails_says_so_and_one_that_wrote_nothing_is_none(collector:
             raise ValueError("no")
 
     for name, writes in (("wrote", True), ("looked", False)):
-        with pytest.raises(ValueError, match="no"):
+        with raises_naming(ValueError, "no"):
             work(name, writes=writes)
     spans.close()
     assert [(span.name, span.failed) for span in collector.spans] == [("wrote", True)]
@@ -161,7 +162,7 @@ def test_opentelemetrys_own_variables_are_heard(
 
 @pytest.mark.parametrize("url", ["ftp://host/v1/traces", "http://u:p@host/", "http://", "host"])
 def test_an_address_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(UsageError, match="traces_url"):
+    with raises_naming(UsageError, "traces_url"):
         open_spans("retuned", url=url)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.expect import raises_code
 
 from retuned.clock import FakeClock
 from retuned.errors import UnreadableInput
@@ -174,7 +175,7 @@ def test_memory_that_runs_out_after_all_is_a_refusal(
     monkeypatch.setattr("retuned.traces.kineto._add_op", exhausted)
     with (
         open_trace(data / "kineto_rocm.json") as stream,
-        pytest.raises(UnreadableInput, match="memory") as caught,
+        raises_code(UnreadableInput, "out-of-memory") as caught,
     ):
         list(stream.blocks())
     assert caught.value.code == "out-of-memory"

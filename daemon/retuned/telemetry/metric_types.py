@@ -156,7 +156,9 @@ class Metric:
             return "histograms, and only they, have buckets"
         if series > MAX_CLOSED:
             return f"its labels make {series} series; {MAX_CLOSED} are the most"
-        return "" if self.exporters and self.meaning.endswith(".") else "nobody says what it is"
+        if not self.exporters or not self.meaning.endswith("."):
+            return "it needs an exporter, and a meaning that ends with a full stop"
+        return ""
 
     @property
     def label_names(self) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from tests.expect import raises_code
 
 from retuned.catalog.user import Distribution, InputRecipe
 from retuned.catalog.user.inputs import WHOLE, _base
@@ -103,5 +104,11 @@ def test_a_file_says_it_with_its_line(changed: object) -> None:
     from retuned.catalog.user import DefinitionInvalid, load_definition
 
     file = changed("{like: normal, scale: 0.5}", "{like: uniform, low: 5}")  # type: ignore[operator]
-    with pytest.raises(DefinitionInvalid, match=r"line 13: .*high is 1 where it is not said"):
+    with raises_code(
+        DefinitionInvalid,
+        "definition-invalid",
+        "line 13: inputs.residual.made",
+        "low 5",
+        "high is 1",
+    ):
         load_definition(file)

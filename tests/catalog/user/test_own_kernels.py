@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.expect import raises_code, raises_naming
 
 from retuned import catalog
 from retuned.catalog.user import load_definition, registry
@@ -46,7 +47,7 @@ def plan(entry: catalog.KernelEntry, **changes: object) -> ExperimentPlan:
 
 
 def test_what_is_learned_is_found_and_recognised_until_it_is_forgotten(file: Path) -> None:
-    with pytest.raises(UsageError, match="no definition"):
+    with raises_naming(UsageError, NAME, "retuned kernels list"):
         catalog.get(NAME)
     assert catalog.recognise(OP, DIMS, ("float32",) * 4) is None
     catalog.learn([load_definition(file)])
@@ -57,7 +58,7 @@ def test_what_is_learned_is_found_and_recognised_until_it_is_forgotten(file: Pat
     assert binding == catalog.Binding(definition=NAME, axes={"M": 7})
     catalog.forget()
     assert catalog.own_definitions() == ()
-    with pytest.raises(UsageError, match="no definition"):
+    with raises_naming(UsageError, NAME, "retuned kernels list"):
         catalog.get(NAME)
 
 
@@ -109,11 +110,11 @@ def test_names_and_operators_of_the_catalog_are_refused(
     changed: Callable[[str, str], Path],
 ) -> None:
     file = changed("name: scale_bias_h1024", "name: rmsnorm_h1024")
-    with pytest.raises(UsageError, match="the catalog has this name"):
+    with raises_naming(UsageError, "'rmsnorm_h1024'"):
         catalog.learn([load_definition(file)])
     changed("name: rmsnorm_h1024", "name: scale_bias_h1024")
     file = changed("op: retuned::scale_bias", "op: retuned::rmsnorm")
-    with pytest.raises(UsageError, match="the catalog recognises"):
+    with raises_naming(UsageError, "'retuned::rmsnorm'", "op_type"):
         catalog.learn([load_definition(file)])
     assert catalog.own_definitions() == ()
 
@@ -126,7 +127,7 @@ def test_two_definitions_of_one_name_are_refused_and_the_same_one_twice_is_once(
     catalog.learn([own])
     assert catalog.own_definitions() == (own,)
     other = load_definition(changed("flops: 3 * M * H", "flops: 4 * M * H"))
-    with pytest.raises(UsageError, match="two different definitions"):
+    with raises_naming(UsageError, "two", NAME):
         catalog.learn([other])
 
 
@@ -136,7 +137,7 @@ def test_a_record_from_outside_with_a_fault_is_refused(file: Path) -> None:
     broken = own.model_copy(
         update={"definition": own.definition.model_copy(update={"reference": reference})}
     )
-    with pytest.raises(UsageError, match="imports 'os'"):
+    with raises_naming(UsageError, "definition.reference: line 1", "'os'"):
         catalog.learn([broken])
 
 
@@ -227,5 +228,5 @@ def test_a_reference_that_fails_ends_the_experiment_and_blames_no_candidate(
         generators={"search": lambda _: SearchGenerator(entry, cores=1, seed=1)},
         lab=QUICK,
     )
-    with pytest.raises(HarnessError, match="the reference of scale_bias_h1024 fails: line 2"):
+    with raises_code(HarnessError, "reference-failed", NAME, "line 2"):
         list(lab.run(plan(entry), known={}))

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from tests.expect import raises_naming
 from tests.lab.evolve.scripted_endpoint import Reply, Respond, chat, dripping, endpoint, in_order
 
 from retuned.errors import UsageError
@@ -215,17 +216,17 @@ def test_what_an_error_page_says_is_shortened_and_made_harmless() -> None:
     ],
 )
 def test_an_address_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(UsageError, match="address"):
+    with raises_naming(UsageError, "address"):
         check_url(url, key=False)
 
 
 def test_a_key_is_never_sent_in_the_clear_to_another_machine() -> None:
     for url in ("http://models.internal:8000/v1", "http://10.0.0.8/v1", "http://127.0.0.1.x/v1"):
-        with pytest.raises(UsageError, match="https only"):
+        with raises_naming(UsageError, "address", "key", "https"):
             HttpWire(Endpoint(url=url, model="m", key="k"))
         HttpWire(Endpoint(url=url, model="m"))
     HttpWire(Endpoint(url="http://[::1]:1/v1", model="m", key="k"))
-    with pytest.raises(UsageError, match="characters"):
+    with raises_naming(UsageError, "the key of"):
         HttpWire(Endpoint(url="https://host/v1", model="m", key="a\r\nx-evil: 1"))
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from tests.expect import raises_code, raises_naming
 
 from retuned.clock import FakeClock, SystemClock
 from retuned.errors import HarnessError
@@ -50,7 +53,7 @@ def test_what_another_conversation_spends_is_seen_at_the_next_question(tmp_path:
     here.admit(bound(3))
     here.pay(bound(1))
     there.admit(bound(6))  # not paid yet, and set aside all the same
-    with pytest.raises(BudgetSpent, match=r"\$3.0000 are left of \$10.00 for 24 hours"):
+    with raises_code(BudgetSpent, "budget-spent", "$4.0000", "$3.0000", "$10.00", "24 hours"):
         here.admit(bound(4))
     there.pay(bound(2))
     here.admit(bound(7))
@@ -115,7 +118,7 @@ def test_a_long_ledger_is_folded_and_says_the_same(tmp_path: Path) -> None:
 
 def test_a_ledger_that_cannot_be_kept_spends_nothing(tmp_path: Path) -> None:
     (tmp_path / LEDGER).mkdir()
-    with pytest.raises(HarnessError, match="ledger"):
+    with raises_naming(HarnessError, "ledger", os.strerror(errno.EISDIR)):
         purse(tmp_path, day_usd=10.0).admit(bound(1))
 
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from tests.expect import raises_naming
 
 from retuned.errors import TemporaryError
 from retuned.lab.llm.budget import Usage
@@ -123,7 +124,7 @@ def test_lines_that_make_no_sense_are_left_aside(tmp_path: Path) -> None:
 def test_two_processes_do_not_write_one_transcript(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     first = Transcript(path)
-    with pytest.raises(TemporaryError, match="another process"):
+    with raises_naming(TemporaryError, "process", path.name):
         Transcript(path)
     first.close()
     first.close()  # twice does no harm

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.expect import raises_naming
 
 from retuned.errors import MissingDependency, UsageError
 from retuned.lab.llm.setup import key_of, machine_names
@@ -47,18 +48,18 @@ def test_everything_that_is_set_arrives_and_the_key_does_not(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "names"),
     [
         ({"evolve_model": ""}, "evolve_model"),
         ({"evolve_prompt_usd_per_mtok": None}, "evolve_prompt_usd_per_mtok"),
         ({"evolve_completion_usd_per_mtok": None}, "evolve_completion_usd_per_mtok"),
         ({"evolve_key_variable": "OTHER_KEY"}, "OTHER_KEY"),
-        ({"evolve_url": "http://models.example.com/v1"}, "https only"),
-        ({"evolve_url": "models.example.com"}, "address"),
+        ({"evolve_url": "http://models.example.com/v1"}, "a key"),
+        ({"evolve_url": "models.example.com"}, "http://"),
     ],
 )
-def test_what_is_missing_is_named(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
-    with pytest.raises(UsageError, match=says):
+def test_what_is_missing_is_named(tmp_path: Path, changes: dict[str, Any], names: str) -> None:
+    with raises_naming(UsageError, names):
         config_of(settings(tmp_path, **changes), environment=HERE)
 
 
@@ -68,7 +69,7 @@ def test_a_key_that_is_gone_in_the_labs_process_is_said(
     found = config_of(settings(tmp_path), environment=HERE)
     assert found is not None
     monkeypatch.delenv("MODEL_KEY", raising=False)
-    with pytest.raises(MissingDependency, match="MODEL_KEY"):
+    with raises_naming(MissingDependency, "MODEL_KEY"):
         key_of(found)
     monkeypatch.setenv("MODEL_KEY", " k3y\n")
     assert key_of(found) == "k3y"

@@ -7,6 +7,7 @@ import unicodedata
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.expect import raises_code
 
 from retuned.contract import Language, Solution, SourceFile
 from retuned.lab.generators.evolve.features import Features, measure
@@ -87,7 +88,7 @@ def test_a_free_model_is_bound_by_tokens_only() -> None:
     free = Prices(prompt_usd_per_mtok=0.0, completion_usd_per_mtok=0.0)
     purse = RemainingBudget(ChatBudget(max_tokens=100, max_usd=0.0, max_usd_per_day=0.0), free)
     purse.admit(Usage(prompt_tokens=90, completion_tokens=10))
-    with pytest.raises(BudgetSpent, match="100 are left"):
+    with raises_code(BudgetSpent, "budget-spent", "101 tokens", "100 are left"):
         purse.admit(Usage(prompt_tokens=90, completion_tokens=11))
 
 

@@ -6,9 +6,9 @@ import math
 import statistics
 from collections.abc import Callable, Mapping
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.expect import raises_naming
 
 from retuned.lab.generators.portfolio import choose
 from retuned.stages.experiment import Turn, TurnOutcome
@@ -55,7 +55,7 @@ def test_who_is_alone_is_asked_without_a_draw() -> None:
 
 
 def test_nobody_to_ask_is_an_error() -> None:
-    with pytest.raises(ValueError, match="nobody is left"):
+    with raises_naming(ValueError, "alive"):
         choose([], alive=[], seed=0)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from benchmarks.uniform import RandomGenerator
+from tests.expect import raises_naming
 
 from retuned import catalog
 from retuned.catalog import KernelEntry
@@ -235,18 +236,18 @@ def test_a_restricted_search_stays_in_its_structures() -> None:
     entry = catalog.get("linear_w8_n512_k512")
     generator = SearchGenerator(entry, cores=1, seed=0, structures=("panels",))
     assert {s.structure for s in propose(generator, entry, count=30)} == {"panels"}
-    with pytest.raises(UsageError, match=r"no structures \['magic'\]"):
+    with raises_naming(UsageError, "linear_w8_n512_k512", "['magic']", "'packed-panels'"):
         SearchGenerator(entry, cores=1, seed=0, structures=("magic",))
 
 
 @pytest.mark.parametrize("make", [search, chance])
 def test_another_definition_is_refused(make: Make) -> None:
     generator = make(catalog.get("rmsnorm_h64"), 0)
-    with pytest.raises(UsageError, match="knows rmsnorm_h64, not rmsnorm_h65"):
+    with raises_naming(UsageError, "rmsnorm_h64", "rmsnorm_h65"):
         propose(generator, catalog.get("rmsnorm_h65"))
 
 
 def test_a_search_without_workloads_is_refused() -> None:
     entry = catalog.get("rmsnorm_h64")
-    with pytest.raises(UsageError, match="no workload of rmsnorm_h64"):
+    with raises_naming(UsageError, "rmsnorm_h64", "workload"):
         search(entry, 0).propose(entry.definition, [], history=[], count=1)

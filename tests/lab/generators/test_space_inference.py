@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
+from tests.expect import raises_naming
 
 from retuned import catalog
 from retuned.contract import Language, Solution, SourceFile
@@ -134,5 +134,5 @@ def test_another_source_under_a_known_name_gets_a_name_of_its_own() -> None:
     wide = widen(GPU, changed, device=GPUS["sm_90"])
     assert isinstance(wide, Widened)
     assert [space.name for space in wide.spaces][-1] == "tiles.own"
-    with pytest.raises(UsageError, match=r"tiles\.own cannot be built"):
+    with raises_naming(UsageError, "tiles.own", "{'BLOCK_M': 1}"):
         wide.solution("tiles.own", {"BLOCK_M": 1})

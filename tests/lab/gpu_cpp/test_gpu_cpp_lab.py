@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.expect import raises_naming
 from tests.lab.gpu_cpp.emulator import EmulatedGpuCpp, build_driver
 
 from retuned import catalog
@@ -181,7 +182,7 @@ def test_without_a_gpu_it_is_compiled_and_audited_and_not_run(tmp_path: Path) ->
     built = chain.build(FAST, ENTRY.definition, folder=tmp_path, shapes=[{"M": 4}])
     assert "compiled for sm_90" in built.variant.note
     assert built.variant.audit[0]["kernel"] == FAST.entry
-    with pytest.raises(MissingDependency, match="needs a GPU"):
+    with raises_naming(MissingDependency, "GPU", "retuned audit FILE --arch"):
         LabResources(
             ENTRY,
             [Workload(definition=NAME, axes={"M": 3})],

@@ -7,6 +7,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.expect import raises_naming
 
 from retuned import catalog
 from retuned.lab.reference.check import MAX_CHARS, ReferenceRefused, builtins, check_reference
@@ -102,7 +103,7 @@ def test_what_a_formula_does_not_need_is_refused_with_its_line(
 
 @pytest.mark.parametrize("called", ["__builtins__", "run", "len"])
 def test_a_module_takes_no_name_that_means_something_else(called: str) -> None:
-    with pytest.raises(ReferenceRefused, match="calls a module"):
+    with raises_naming(ReferenceRefused, "line 1", f"a module '{called}'"):
         check_reference(f"import numpy as {called}\ndef run(x):\n    return {{'y': x}}\n")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.expect import raises_naming
 from tests.fakeapi.faults import Fault
 from tests.fakeapi.server import FakeApi
 from tests.operators.kube.running import WITHIN_S, Clock, eventually, in_thread
@@ -348,7 +349,8 @@ def test_two_that_begin_at_the_same_moment_do_not_both_lead(fake: FakeApi) -> No
     ],
 )
 def test_times_that_would_let_two_lead_are_refused(times: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="does not hold"):
+    ((name, value),) = times.items()
+    with raises_naming(ValueError, "renew < fresh <= deadline < duration", f"{name}={value}"):
         LeaseTimes(**times)
 
 

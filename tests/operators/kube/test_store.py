@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
+from tests.expect import raises_naming
 
 from retuned_operator.kube.informer import ObjectCache
 from retuned_operator.kube.resources import Obj
@@ -54,7 +55,7 @@ def test_objects_are_found_by_an_index_which_follows_them() -> None:
     store.drop("serving/two")
     assert store.by("about", "p") == ()
     assert store.words("about") == ("q",)
-    with pytest.raises(KeyError, match="about"):
+    with raises_naming(KeyError, "'by whom'", "'about'"):
         store.by("by whom", "p")
 
 

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from tests.expect import raises_code
 from tests.fakeapi.access import Identity
 from tests.fakeapi.server import FakeApi
 from tests.operators.kubectl.conftest import ROLES, Cluster, Run
@@ -104,7 +105,7 @@ def test_what_the_operator_has_not_written_is_not_believed(
         "metadata": {"name": REPORT, "namespace": "serving"},
         "data": {} if text is None else {KEY: text},
     }
-    with pytest.raises(UnreadableInput, match="delete it, and the operator writes it anew"):
+    with raises_code(UnreadableInput, "not-a-report", "configmap serving/retuned-report"):
         read_report(body, namespace="serving")
     cluster.fake.make(CONFIG_MAPS, body)
     answer = run("report", "-o", "json")

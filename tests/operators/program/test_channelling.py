@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import httpx
 import pytest
+from tests.expect import raises_naming
 from tests.fakeapi.access import Identity
 from tests.fakeapi.server import FakeApi
 from tests.notify.heard import Ear, listening
@@ -387,5 +388,5 @@ def test_an_api_server_that_is_away_lets_slack_say_it_again(
 def test_settings_that_are_wrong_or_half_are_refused_by_name(
     site: Site, given: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(UsageError, match=said):
+    with raises_naming(UsageError, said):
         site.channels(**given)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pydantic
 import pytest
+from tests.expect import raises_naming
 
 from retuned.api.target import Vendor
 from retuned.errors import UsageError
@@ -71,27 +72,27 @@ def test_the_environment_is_stronger_than_the_file(
     ("text", "said"),
     [
         ("nonsense: 1\n", "nonsense"),
-        ("- a\n", "expected"),
+        ("- a\n", "`setting: value`"),
         ("metrics_port: 99999\n", "metrics_port"),
     ],
 )
 def test_what_is_not_known_is_refused_by_its_name(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+    with raises_naming(UsageError, said):
         load_settings(written(tmp_path, text))
 
 
 def test_a_variable_that_nobody_reads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RETUNED_OPERATOR_METRIC_PORT", "1")
-    with pytest.raises(UsageError, match="METRIC_PORT"):
+    with raises_naming(UsageError, "RETUNED_OPERATOR_METRIC_PORT"):
         load_settings()
 
 
 def test_unknown_and_wrong_values_of_pods_are_refused(tmp_path: Path) -> None:
     settings = load_settings(written(tmp_path, "jobs: {image: lab, userId: 0}\n"))
-    with pytest.raises(UsageError, match="root"):
+    with raises_naming(UsageError, "jobs", "root"):
         settings.job_settings()
     settings = load_settings(written(tmp_path, "sidecar: {image: a, agentUri: https://x}\n"))
-    with pytest.raises(UsageError, match="agentUri"):
+    with raises_naming(UsageError, "sidecar.agentUri", "agent_url"):
         settings.sidecar_settings()
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import errno
 import html
+import os
 import re
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from tests.expect import raises_code, raises_naming
 from tests.operators.kubectl.conftest import Cluster
 from tests.operators.review.conftest import HOST, SECRET, Page, proxied
 
@@ -333,33 +336,33 @@ def test_plots_of_drift_are_of_one_server_and_lead_to_the_others(page: Page) -> 
     [
         ({}, "hosts"),
         ({"hosts": []}, "hosts"),
-        ({"hosts": ["Upper.example"]}, "lower case"),
+        ({"hosts": ["Upper.example"]}, "hosts.0"),
         ({"hosts": [HOST], "groups": ["system:masters"]}, "groups"),
         ({"hosts": [HOST], "userHeader": "X\r\nY"}, "userHeader"),
         ({"hosts": [HOST], "surprise": 1}, "surprise"),
     ],
 )
 def test_settings_that_are_wrong_are_named(given: dict[str, object], why: str) -> None:
-    with pytest.raises(UsageError, match=why):
+    with raises_naming(UsageError, why):
         review_settings(given)
 
 
 def test_a_proxy_that_nothing_proves_is_no_setting() -> None:
-    with pytest.raises(UsageError, match="secret"):
+    with raises_naming(UsageError, "secret", "addresses"):
         Proxy()
-    with pytest.raises(UsageError, match="16 bytes"):
+    with raises_naming(UsageError, "secret", "16 bytes"):
         Proxy(secret=b"short")
-    with pytest.raises(UsageError, match="no network"):
+    with raises_naming(UsageError, "'10.0.3.0/240'"):
         Proxy(addresses=("10.0.3.0/240",))
 
 
 def test_a_secret_that_cannot_be_read_ends_the_start(tmp_path: Path) -> None:
     from retuned_operator.review.settings import _secret
 
-    with pytest.raises(UnreadableInput, match="cannot be read"):
+    with raises_code(UnreadableInput, "secret-unreadable", os.strerror(errno.ENOENT)):
         _secret(tmp_path / "none")
     (tmp_path / "empty").write_text("\n")
-    with pytest.raises(UnreadableInput, match="empty"):
+    with raises_code(UnreadableInput, "secret-unreadable", "4096 bytes"):
         _secret(tmp_path / "empty")
 
 

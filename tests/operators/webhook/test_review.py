@@ -9,6 +9,7 @@ import kubernetes_validate
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.expect import raises_code
 from tests.operators.security import violations
 from tests.operators.test_injection import applied
 from tests.operators.test_manifests import SIDECAR, server_pod
@@ -115,22 +116,27 @@ def test_what_is_no_new_pod_is_admitted_untouched(changes: dict[str, Any]) -> No
     assert "patch" not in response
 
 
+NO_REVIEW: list[dict[str, Any]] = [
+    {"apiVersion": "admission.k8s.io/v1beta1", "request": {"uid": "1"}},
+    {"apiVersion": "admission.k8s.io/v1", "request": {}},
+    {"apiVersion": "admission.k8s.io/v1", "request": {"uid": ""}},
+    {"apiVersion": "admission.k8s.io/v1", "request": {"uid": "x" * 300}},
+]
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("text", "code"),
     [
-        b"",
-        b"[]",
-        b"{}",
-        b"\xff",
-        b"[" * 100_000,
-        json.dumps({"apiVersion": "admission.k8s.io/v1beta1", "request": {"uid": "1"}}).encode(),
-        json.dumps({"apiVersion": "admission.k8s.io/v1", "request": {}}).encode(),
-        json.dumps({"apiVersion": "admission.k8s.io/v1", "request": {"uid": ""}}).encode(),
-        json.dumps({"apiVersion": "admission.k8s.io/v1", "request": {"uid": "x" * 300}}).encode(),
+        (b"", "not-json"),
+        (b"\xff", "not-json"),
+        (b"[" * 100_000, "not-json"),
+        (b"[]", "no-review"),
+        (b"{}", "no-review"),
+        *((json.dumps(body).encode(), "no-review") for body in NO_REVIEW),
     ],
 )
-def test_what_is_no_review_is_refused_with_a_code(text: bytes) -> None:
-    with pytest.raises(UnreadableInput, match="admission review"):
+def test_what_is_no_review_is_refused_with_a_code(text: bytes, code: str) -> None:
+    with raises_code(UnreadableInput, code, "admission review"):
         parse(text)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.expect import raises_naming
 from tests.operators.test_manifests import SIDECAR, server_pod
 from tests.operators.webhook.test_review import review
 
@@ -149,5 +150,5 @@ def test_no_answer_waits_for_its_head_to_be_acknowledged(
 
 def test_a_port_that_is_taken_is_an_error(server: WebhookServer) -> None:
     again = WebhookServer(application(SIDECAR), host="127.0.0.1", port=server.port)
-    with pytest.raises(TemporaryError, match="cannot listen"):
+    with raises_naming(TemporaryError, f"127.0.0.1:{server.port}"):
         again.start()

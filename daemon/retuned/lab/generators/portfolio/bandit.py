@@ -99,7 +99,7 @@ def choose(
     'search'
     """
     if not alive:
-        raise ValueError("nobody is left to be asked")
+        raise ValueError("alive is empty: every generator has failed or is spent")
     asked = {turn.generator for turn in turns}
     if len(alive) == 1:
         return Choice(generator=alive[0], because="nobody else can be asked")
