@@ -92,14 +92,14 @@ def test_only_constexpr_axes_make_other_code() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"params": {"BLOCK": 64}}, "'MODE' is no tensor"),
+        ({"params": {"BLOCK": 64}}, "'MODE' is not a tensor"),
         ({"params": {"BLOCK": 64, "MODE": "a", "EXTRA": 1}}, "EXTRA"),
         ({"params": {"BLOCK": 64, "MODE": "a", "num_warps": 3}}, "num_warps"),
         ({"params": {"BLOCK": 64, "MODE": "a", "num_warps": "4"}}, "num_warps"),
         ({"params": {"BLOCK": 64, "MODE": 1.5}}, "MODE"),
         ({"params": {"BLOCK": 64, "MODE": "a", "M": 3}}, "two things"),
         ({"tensors": ("x", "y", "out", "M")}, "two things"),
-        ({"tensors": ("x", "out")}, "'y' is no tensor"),
+        ({"tensors": ("x", "out")}, "'y' is not a tensor"),
         ({"tensors": ("x", "y", "out", "MODE"), "params": {"BLOCK": 64}}, "constexpr"),
         ({"scratch_bytes": 0}, "scratch"),
         ({"grid": ("cdiv(M, MODE)",)}, "MODE"),

@@ -158,7 +158,7 @@ def test_zeroed_scratch_is_zeroed_by_every_launch() -> None:
         ({"grid": ("M",)}, "that of the first"),
         ({"steps": STEPS * 9}, "at most 16"),
         ({"scratch_bytes": 64}, "no scratch_bytes"),
-        ({"scratch": []}, "'partial' is no tensor"),
+        ({"scratch": []}, "'partial' is not a tensor"),
         ({"scratch": [PARTIAL, {**PARTIAL, "name": "idle"}]}, "idle"),
         ({"scratch": [PARTIAL, PARTIAL]}, "two things"),
         ({"scratch": [{**PARTIAL, "name": "y"}]}, "two things"),

@@ -1,7 +1,7 @@
-"""Loaded inside the server: slots, launches, shadow checks, control socket.
+"""Code loaded inside the server: slots, launches, shadow checks, control socket.
 
-Standard library only; PyTorch is used where the server has loaded it. The names below are imported
-on first use, so that those who only need one module load only that.
+It uses the standard library only, and PyTorch if the server has loaded it. The names below are
+imported on first use, so that a program that needs one module loads only that module.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ __all__ = ["Runtime", "Slot", "attach"]
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when it is first asked for."""
     if name == "Slot":
         from retuned.runtime.core.slots import Slot
 

@@ -1,7 +1,8 @@
-"""What the runtime knows of a definition, and the one exception of this package.
+"""Definition as the runtime uses it, and the one exception of this package.
 
-The server hands over a Definition as plain JSON data; the daemon has its own, richer record of it.
-Only what a launch needs is read here, and every field is checked: it may come from a file.
+The server passes a definition as plain JSON data; the daemon has a separate, richer record of it.
+This module reads only what a launch needs. It checks every field, because the data may come from a
+file.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ _MAX_TENSORS = 64
 
 
 class Refused(Exception):
-    """The runtime will not do what was asked; whatever ran before goes on running.
+    """The runtime refuses a request; the kernel that ran before continues to run.
 
     Parameters
     ----------
     reason
-        Stable code, kebab-case, the vocabulary of the daemon's `CandidateError`.
+        Stable reason code, kebab-case, from the vocabulary of the daemon's `CandidateError`.
     detail
         What is wrong and what to do.
     """
@@ -48,49 +49,49 @@ class Refused(Exception):
 
 
 VALUE_RULES = frozenset(("integers", "offsets", "permutation", "rows-permuted", "uniform"))
-"""What the numbers of an input may have to be like."""
+"""Rules for the numbers of an input."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValueRule:
-    """How an input is made up for a self-check; `values.make` knows how."""
+    """How the input of a self-check is generated; see `sample_inputs.make`."""
 
     like: str
     """One of `VALUE_RULES`."""
     low: float | str
-    """Least; a number, or an expression over axes."""
+    """Lowest value; a number, or an expression over axes."""
     high: float | str
-    """Largest; as `low`."""
+    """Highest value; as `low`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One input or output."""
-
     name: str
-    """Name in the definition."""
     shape: tuple[str, ...]
     """Axis names, outermost first."""
     dtype: str
     """Element type without the ``torch.`` prefix."""
     constant: bool
-    """A weight: the same storage on every launch."""
+    """True for a weight: every launch uses the same storage."""
     values: ValueRule | None = field(default=None, compare=False)
-    """How it may be made up; no part of what is launched."""
+    """How it may be generated; not part of what is launched."""
     updates: str | None = None
-    """Of an output: the input that it holds before the launch, which changes it in place."""
+    """For an output: the input that the launch changes in place to produce it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A definition, as far as launching goes."""
+    """Part of a definition that launches need."""
 
     name: str
     """Unique; also the slot's name."""
     op_type: str
     """Family, such as ``linear_w8``."""
     axes: tuple[tuple[str, int | None], ...]
-    """Every axis in declaration order with its constant length; None where a launch names it."""
+    """Every axis in declaration order with its constant length.
+
+    None where a launch sets the length.
+    """
     inputs: tuple[TensorSpec, ...]
     """In launch order."""
     outputs: tuple[TensorSpec, ...]
@@ -98,7 +99,7 @@ class Spec:
 
     @property
     def variable_axes(self) -> tuple[str, ...]:
-        """Axes whose length each launch names, in declaration order."""
+        """Axes whose length each launch sets, in declaration order."""
         return tuple(name for name, length in self.axes if length is None)
 
     @property
@@ -113,11 +114,11 @@ class Spec:
 
     @property
     def in_place(self) -> bool:
-        """Whether a launch changes what it reads."""
+        """Whether a launch changes its inputs."""
         return any(output.updates is not None for output in self.outputs)
 
     def locate(self, axis: str) -> tuple[int, int] | None:
-        """Return (input, dimension) that shows the axis first, or None if no input does."""
+        """Return (input, dimension) where the axis occurs first, or None if no input has it."""
         for index, spec in enumerate(self.inputs):
             if axis in spec.shape:
                 return index, spec.shape.index(axis)
@@ -129,12 +130,12 @@ class Spec:
         return {name: next(given) if fixed is None else fixed for name, fixed in self.axes}
 
     def same_launch(self, other: Spec) -> bool:
-        """Whether a variant made for one fits the other."""
+        """Whether a variant made for one definition fits the other."""
         return (self.axes, self.inputs, self.outputs) == (other.axes, other.inputs, other.outputs)
 
 
 def parse_spec(definition: Mapping[str, Any]) -> Spec:
-    """Read a definition.
+    """Parse a definition.
 
     Raises
     ------
@@ -142,7 +143,7 @@ def parse_spec(definition: Mapping[str, Any]) -> Spec:
         ``definition-invalid``, naming the field.
     """
     if not isinstance(definition, Mapping):
-        raise _invalid("the definition is no object")
+        raise _invalid("the definition is not an object")
     axes = tuple(_axis(*item) for item in _items(definition, "axes"))
     known = {name for name, _ in axes}
     spec = Spec(
@@ -156,44 +157,44 @@ def parse_spec(definition: Mapping[str, Any]) -> Spec:
         raise _invalid("a kernel needs at least one input and one output")
     hidden = [axis for axis in spec.variable_axes if spec.locate(axis) is None]
     if hidden:
-        raise _invalid(f"no input shows the length of the variable axes {hidden}")
+        raise _invalid(f"no input has the variable axes {hidden}")
     return spec
 
 
 def parse_bounds(guard: object, axes: Sequence[str]) -> tuple[tuple[int, int, int], ...]:
-    """Read a guard into (position of the axis, lowest, highest), inclusive.
+    """Parse a guard into (position of the axis, lowest, highest), inclusive.
 
     Raises
     ------
     Refused
         ``guard-invalid``: an axis that is not variable, an empty or non-integer range. A guard that
-        cannot be understood allows nothing.
+        cannot be parsed allows no shape.
     """
     bounds = guard.get("bounds", {}) if isinstance(guard, Mapping) else None
     if not isinstance(bounds, Mapping):
-        raise Refused("guard-invalid", detail="the guard is no object with 'bounds'")
+        raise Refused("guard-invalid", detail="the guard is not an object with 'bounds'")
     found = []
     for axis, limits in bounds.items():
         if axis not in axes:
-            raise Refused("guard-invalid", detail=f"'{axis}' is none of the axes {tuple(axes)}")
+            raise Refused("guard-invalid", detail=f"'{axis}' is not one of the axes {tuple(axes)}")
         if not isinstance(limits, (list, tuple)) or len(limits) != 2:
             raise Refused("guard-invalid", detail=f"'{axis}' needs [lowest, highest]")
         low, high = limits
         if not _is_length(low) or not _is_length(high) or low > high:
-            raise Refused("guard-invalid", detail=f"'{axis}' has an empty or odd range")
+            raise Refused("guard-invalid", detail=f"'{axis}' has an empty or invalid range")
         found.append((axes.index(axis), low, high))
     return tuple(found)
 
 
 def allows(bounds: Sequence[tuple[int, int, int]], key: Key) -> bool:
-    """Whether the lengths are within every bound; axes that are not bound are free."""
+    """Whether the lengths are within every bound; axes without a bound may have any length."""
     return all(low <= key[axis] <= high for axis, low, high in bounds)
 
 
 def _items(definition: Mapping[str, Any], field: str) -> list[tuple[Any, Any]]:
     value = definition.get(field)
     if not isinstance(value, Mapping) or len(value) > _MAX_TENSORS:
-        raise _invalid(f"'{field}' is no object of at most {_MAX_TENSORS} entries")
+        raise _invalid(f"'{field}' is not an object of at most {_MAX_TENSORS} entries")
     return list(value.items())
 
 
@@ -204,14 +205,14 @@ def _axis(name: object, body: object) -> tuple[str, int | None]:
         return checked, None
     length = body.get("value") if isinstance(body, Mapping) else None
     if kind != "const" or not isinstance(length, int) or not _is_length(length):
-        raise _invalid(f"axis '{checked}' is neither var nor const with a length")
+        raise _invalid(f"axis '{checked}' must be var, or const with a length")
     return checked, length
 
 
 def _tensor(name: object, body: object, known: set[str]) -> TensorSpec:
     checked = _name(name, "tensors")
     if not isinstance(body, Mapping):
-        raise _invalid(f"tensor '{checked}' is no object")
+        raise _invalid(f"tensor '{checked}' is not an object")
     shape, dtype = body.get("shape"), body.get("dtype")
     if not isinstance(shape, (list, tuple)) or not all(axis in known for axis in shape):
         raise _invalid(f"tensor '{checked}' names unknown axes")
@@ -225,23 +226,23 @@ def _tensor(name: object, body: object, known: set[str]) -> TensorSpec:
 
 
 def _rule(tensor: str, body: Mapping[str, Any]) -> ValueRule | None:
-    """Read how an input may be made up; expressions are parsed where they are used."""
+    """Parse how an input may be generated; expressions are parsed where they are used."""
     said = body.get("values")
     if said is None:
         return None
     like = said.get("like") if isinstance(said, Mapping) else None
     if not isinstance(said, Mapping) or not isinstance(like, str) or like not in VALUE_RULES:
-        raise _invalid(f"'values' of tensor '{tensor}' is like none of {sorted(VALUE_RULES)}")
+        raise _invalid(f"'values.like' of tensor '{tensor}' is not in {sorted(VALUE_RULES)}")
     bounds = [said.get(name, 0) for name in ("low", "high")]
     for bound in bounds:
         if isinstance(bound, bool) or not isinstance(bound, (int, float, str)):
-            raise _invalid(f"'values' of tensor '{tensor}' has a bound that is no number or text")
+            raise _invalid(f"'values' of tensor '{tensor}' has a bound of another type")
     return ValueRule(like, *bounds)
 
 
 def _name(value: object, field: str) -> str:
     if not isinstance(value, str) or not _NAME.match(value):
-        raise _invalid(f"'{field}' holds something that is no name")
+        raise _invalid(f"'{field}' contains something that is not a name")
     return value
 
 

@@ -89,7 +89,7 @@ def _described(said: object, definition: Definition) -> _Described | None:
     """Read what a server says of a sample; None if it does not fit the definition."""
     try:
         if not isinstance(said, dict):
-            raise TypeError("it is no object")
+            raise TypeError("it is not an object")
         key = [_length(length) for length in said["key"]]
         axes = dict(zip(definition.variable_axes, key, strict=True))
         lengths = definition.lengths(axes)
@@ -113,7 +113,7 @@ def _described(said: object, definition: Definition) -> _Described | None:
 
 def _length(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 2**40:
-        raise ValueError(f"{value!r:.40} is no length")
+        raise ValueError(f"{value!r:.40} is not a length")
     return value
 
 

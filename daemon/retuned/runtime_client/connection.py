@@ -66,7 +66,7 @@ def _ask(path: Path, request: Mapping[str, Any], *, timeout_s: float) -> dict[st
                 raise ValueError(f"answer has more than {MAX_ANSWER_BYTES} bytes")
     answer = json.loads(b"".join(chunks))
     if not isinstance(answer, dict):
-        raise ValueError("answer is no JSON object")
+        raise ValueError("answer is not a JSON object")
     return answer
 
 

@@ -141,7 +141,7 @@ def test_true_is_not_one() -> None:
         ("[]", "beginning of an object"),
         ("{}", "no row"),
         ('{"triton_version": "3.9.0"}', "no row"),
-        (MOE[:-40], "is no JSON|cut off"),
+        (MOE[:-40], "is not JSON|cut off"),
         (MOE + "x", "follows the end"),
         ('{"1": {"BLOCK_SIZE_M": 16}, "1": {"BLOCK_SIZE_M": 32}}', "stands there twice"),
         ('{"1": {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_M": 32}}', "names a parameter twice"),
@@ -151,7 +151,7 @@ def test_true_is_not_one() -> None:
         ('{"1": {"BLOCK_SIZE_M": ' + "9" * 5000 + "}}", "5000 digits"),
         ('{"1": {"BLOCK_SIZE_M": 4294967296}}', "no whole number"),
         ('{"1": {"BLOCK_SIZE_M": null}}', "no whole number"),
-        ('{"1": {"a b": 1}}', "no name of a parameter"),
+        ('{"1": {"a b": 1}}', "not a name of a parameter"),
         ('{"1": {"BLOCK_SIZE_M": "x; y"}}', "no whole number"),
         ('{"1": []}', "no object"),
         ('{"1": {}}', "no object"),
@@ -160,8 +160,8 @@ def test_true_is_not_one() -> None:
         ('{"0": {"BLOCK_SIZE_M": 1}}', "no batch size"),
         ('{"99999999999": {"BLOCK_SIZE_M": 1}}', "no batch size"),
         ('{"useful_configs": {"a": 1}}', "no batch size"),
-        ('{"1": ' + "[" * 100_000 + "}", "is no JSON"),
-        ('{"1": {"BLOCK_SIZE_M": 1}, }', "is no JSON|no key"),
+        ('{"1": ' + "[" * 100_000 + "}", "is not JSON"),
+        ('{"1": {"BLOCK_SIZE_M": 1}, }', "is not JSON|not a key"),
         ("{1: {}}", "no key"),
         ('{"1": {"BLOCK_SIZE_M": 1}}é', "no ASCII"),
         ('\ufeff{"1": {"BLOCK_SIZE_M": 1}}', "no ASCII"),
@@ -179,7 +179,7 @@ def test_a_hostile_file_is_refused_with_its_name_and_place(text: str, says: str)
 
 
 def test_a_version_in_a_file_of_sglang_is_refused_because_the_server_would_fail_on_it() -> None:
-    with pytest.raises(Refused, match=r"'triton_version'.*is no batch size"):
+    with pytest.raises(Refused, match=r"'triton_version'.*is not a batch size"):
         moe(MOE, version_key=False)
 
 

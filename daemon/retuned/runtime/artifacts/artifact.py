@@ -130,7 +130,7 @@ def read_artifact(
         raise Refused("digest-mismatch", detail=f"{folder} holds {body.get('digest')!r:.80}")
     name = body.get("binary")
     if not isinstance(name, str) or not _FILE.match(name):
-        raise _invalid("binary", "is no plain file name")
+        raise _invalid("binary", "is not a plain file name")
     binary = _read_file(resolved / name, limit=MAX_BINARY_BYTES)
     expected = _SHA256.match(str(body.get("binary_sha256")))
     if expected is None or hashlib.sha256(binary).hexdigest() != expected.group(1):
@@ -237,7 +237,7 @@ def _read_file(path: Path, *, limit: int) -> bytes:
         raise Refused("artifact-missing", detail=f"{path}: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise Refused("artifact-invalid", detail=f"{path} is no regular file")
+        raise Refused("artifact-invalid", detail=f"{path} is not a regular file")
     with os.fdopen(fd, "rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
@@ -268,21 +268,21 @@ def _manifest(data: bytes) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:
         raise Refused("artifact-invalid", detail=f"artifact.json: {error!r:.200}") from error
     if not isinstance(body, dict):
-        raise Refused("artifact-invalid", detail="artifact.json is no object")
+        raise Refused("artifact-invalid", detail="artifact.json is not an object")
     return body
 
 
 def _layouts(body: Mapping[str, Any], spec: Spec) -> dict[str, str]:
     value = body.get("layouts", {})
     if not isinstance(value, Mapping):
-        raise _invalid("layouts", "is no object")
+        raise _invalid("layouts", "is not an object")
     constants = {spec.inputs[index].name for index in spec.constant_inputs}
     wanted = {}
     for name, layout in value.items():
         if layout == "as-is":
             continue
         if name not in constants or not isinstance(layout, str):
-            raise _invalid("layouts", f"names {name!r:.80}, which is no constant input")
+            raise _invalid("layouts", f"names {name!r:.80}, which is not a constant input")
         wanted[str(name)] = layout
     return wanted
 
@@ -290,42 +290,42 @@ def _layouts(body: Mapping[str, Any], spec: Spec) -> dict[str, str]:
 def _params(body: Mapping[str, Any]) -> dict[str, int | str]:
     value = body.get("params", {})
     if not isinstance(value, Mapping) or len(value) > MAX_PARAMS:
-        raise _invalid("params", f"is no object of at most {MAX_PARAMS} entries")
+        raise _invalid("params", f"is not an object of at most {MAX_PARAMS} entries")
     for name, choice in value.items():
         if not _SYMBOL.match(name) or type(choice) not in (int, str) or len(str(choice)) > 200:
-            raise _invalid("params", f"holds {name!r:.80}, which is no whole number or short text")
+            raise _invalid("params", f"holds {name!r:.80}: not a whole number or short text")
     return dict(value)
 
 
 def _grid(body: Mapping[str, Any]) -> tuple[str, ...]:
     value = body.get("grid", [])
     if not isinstance(value, list) or len(value) > 3:
-        raise _invalid("grid", "is no list of at most three expressions")
+        raise _invalid("grid", "is not a list of at most three expressions")
     if not all(isinstance(expression, str) for expression in value):
-        raise _invalid("grid", "holds something that is no text")
+        raise _invalid("grid", "holds something that is not text")
     return tuple(value)  # parsed by the loader
 
 
 def _objects(body: Mapping[str, Any], field: str) -> tuple[Mapping[str, Any], ...]:
     value = body.get(field, [])
     if not isinstance(value, list) or len(value) > MAX_OBJECTS:
-        raise _invalid(field, f"is no list of at most {MAX_OBJECTS} objects")
+        raise _invalid(field, f"is not a list of at most {MAX_OBJECTS} objects")
     if not all(isinstance(each, Mapping) for each in value):
-        raise _invalid(field, "holds something that is no object")
+        raise _invalid(field, "holds something that is not an object")
     return tuple(value)
 
 
 def _matching(body: Mapping[str, Any], field: str, pattern: re.Pattern[str]) -> str:
     value = body.get(field)
     if not isinstance(value, str) or not pattern.match(value):
-        raise _invalid(field, "is no plain name")
+        raise _invalid(field, "is not a plain name")
     return value
 
 
 def _bounded(body: Mapping[str, Any], field: str, *, low: int, high: int) -> int:
     value = body.get(field, low)
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise _invalid(field, f"is no whole number from {low} to {high}")
+        raise _invalid(field, f"is not a whole number from {low} to {high}")
     return value
 
 

@@ -197,7 +197,7 @@ class ArtifactCache:
 def _announced(request: Mapping[str, Any]) -> tuple[str, int, int]:
     digest = request.get("sha256")
     if not isinstance(digest, str) or not _SHA256.match(digest):
-        raise Refused("delivery-invalid", detail="'sha256' is no digest of 64 hex digits")
+        raise Refused("delivery-invalid", detail="'sha256' is not a digest of 64 hex digits")
     numbers = [request.get(name) for name in ("size", "offset")]
     for number in numbers:
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
@@ -213,11 +213,11 @@ def _announced(request: Mapping[str, Any]) -> tuple[str, int, int]:
 def _piece(request: Mapping[str, Any]) -> bytes:
     text = request.get("data")
     if not isinstance(text, str) or len(text) > 2 * MAX_PIECE_BYTES:
-        raise Refused("delivery-invalid", detail="'data' is no base64 text of bearable length")
+        raise Refused("delivery-invalid", detail="'data' is not base64 text of the allowed length")
     try:
         piece = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise Refused("delivery-invalid", detail="'data' is no base64") from error
+        raise Refused("delivery-invalid", detail="'data' is not base64") from error
     if len(piece) > MAX_PIECE_BYTES:
         raise Refused("delivery-too-large", detail=f"a piece has at most {MAX_PIECE_BYTES} bytes")
     return piece
@@ -225,10 +225,10 @@ def _piece(request: Mapping[str, Any]) -> bytes:
 
 def _listing(files: object) -> dict[str, str]:
     if not isinstance(files, Mapping) or not 0 < len(files) <= MAX_FILES:
-        raise Refused("delivery-invalid", detail=f"'files' is no object of 1 to {MAX_FILES} files")
+        raise Refused("delivery-invalid", detail=f"'files' must have 1 to {MAX_FILES} entries")
     for name, digest in files.items():
         if not isinstance(name, str) or not _FILE.match(name):
-            raise Refused("delivery-invalid", detail=f"{name!r:.80} is no plain file name")
+            raise Refused("delivery-invalid", detail=f"{name!r:.80} is not a plain file name")
         if not isinstance(digest, str) or not _SHA256.match(digest):
             raise Refused("delivery-invalid", detail=f"{name} has no digest of 64 hex digits")
     return dict(files)

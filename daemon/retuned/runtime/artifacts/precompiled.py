@@ -132,7 +132,7 @@ def declared_entries(body: object) -> list[Any]:
         ``artifact-invalid``.
     """
     if not isinstance(body, Mapping) or set(body) != {"file", "entries"}:
-        raise _invalid("precompiled", "is no object of 'file' and 'entries'")
+        raise _invalid("precompiled", "is not an object of 'file' and 'entries'")
     if body["file"] != PRECOMPILED_FILE:
         raise _invalid("precompiled", f"is in another file than {PRECOMPILED_FILE}")
     rows = body["entries"]
@@ -180,7 +180,7 @@ def pack(entries: tuple[PrecompiledEntry, ...]) -> tuple[dict[str, Any], bytes]:
 def _entry(row: object, data: bytes, *, where: str) -> tuple[PrecompiledEntry, int]:
     """Check one row; return it with where its code begins."""
     if not isinstance(row, Mapping) or set(row) != _FIELDS:
-        raise _invalid(where, f"is no object of {sorted(_FIELDS)}")
+        raise _invalid(where, f"is not an object of {sorted(_FIELDS)}")
     for name, pattern in (
         ("key", _SHA256),
         ("sha256", _SHA256),
@@ -189,7 +189,7 @@ def _entry(row: object, data: bytes, *, where: str) -> tuple[PrecompiledEntry, i
         ("triton", _VERSION),
     ):
         if not isinstance(row[name], str) or not pattern.match(row[name]):
-            raise _invalid(where, f"has a '{name}' that is none")
+            raise _invalid(where, f"has a '{name}' that is not valid")
     start = _whole(row["offset"], where, "offset", low=0, high=MAX_PRECOMPILED_BYTES)
     size = _whole(row["bytes"], where, "bytes", low=1, high=MAX_ENTRY_BYTES)
     code = data[start : start + size]
@@ -216,7 +216,9 @@ def _check_agreement(entry: PrecompiledEntry, where: str) -> None:
     meta, target = entry.meta, entry.meta.get("target")
     backend = BACKENDS.get(entry.kind)
     if backend is None or not isinstance(target, Mapping) or target.get("backend") != backend:
-        raise _invalid(where, f"is of a 'kind' that is none of {sorted(BACKENDS)}, or another's")
+        raise _invalid(
+            where, f"has a 'kind' not in {sorted(BACKENDS)}, or another backend's target"
+        )
     named = target.get("arch")
     if (f"sm_{named}" if backend == "cuda" else named) != entry.arch:
         raise _invalid(where, "has another target than 'arch'")
@@ -233,12 +235,12 @@ def _check_agreement(entry: PrecompiledEntry, where: str) -> None:
 def _meta(body: object, where: str) -> dict[str, Any]:
     """Check what becomes the fields of a named tuple: plain names, plain values, not too many."""
     if not isinstance(body, Mapping) or len(body) > _MAX_FIELDS:
-        raise _invalid(where, f"has a 'meta' that is no object of at most {_MAX_FIELDS} fields")
+        raise _invalid(where, f"has a 'meta' that is not an object of at most {_MAX_FIELDS} fields")
     for name in body:
         if not isinstance(name, str) or not _FIELD.match(name) or keyword.iskeyword(name):
             raise _invalid(where, f"has the field {name!r:.80} in 'meta'")
     if not all(_is_plain(value, _MAX_DEPTH) for value in body.values()):
-        raise _invalid(where, "holds something in 'meta' that is no plain value")
+        raise _invalid(where, "holds something in 'meta' that is not a plain value")
     return dict(body)
 
 
@@ -268,7 +270,7 @@ def _lengths(value: object, where: str) -> tuple[int, ...]:
 
 def _whole(value: object, where: str, name: str, *, low: int, high: int) -> int:
     if type(value) is not int or not low <= value <= high:
-        raise _invalid(where, f"has a '{name}' that is no whole number from {low} to {high}")
+        raise _invalid(where, f"has a '{name}' that is not a whole number from {low} to {high}")
     return value
 
 

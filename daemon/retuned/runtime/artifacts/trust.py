@@ -94,7 +94,7 @@ class Trust:
         if not self._pin:
             return False
         if not isinstance(shown, str) or not _HEX_KEY.match(shown):
-            raise Refused("key-invalid", detail="'key' is no public key of 64 hex digits")
+            raise Refused("key-invalid", detail="'key' is not a public key of 64 hex digits")
         name, public = _named(bytes.fromhex(shown), "the key that was shown")
         if self._pinned and name not in self._pinned:
             detail = f"{next(iter(self._pinned))} is pinned; restart the server to believe another"
@@ -165,7 +165,7 @@ class Trust:
             raise Refused("signature-invalid", detail=f"{SIGNATURE_FILE} cannot be read") from error
         public = self.keys().get(key) if isinstance(key, str) else None
         if public is None:
-            detail = f"{key!r:.60} is none of the keys that this server trusts"
+            detail = f"{key!r:.60} is not one of the keys that this server trusts"
             raise Refused("signature-unknown-key", detail=detail)
         if not ed25519.verify(public, message_of(key, signed), signature=signature):
             raise Refused("signature-invalid", detail=f"no signature of {key} on this statement")
@@ -186,9 +186,9 @@ def _parsed(statement: bytes) -> Mapping[str, Any]:
     try:
         said = json.loads(statement)
     except (ValueError, RecursionError) as error:
-        raise Refused("signature-invalid", detail="the statement is no JSON") from error
+        raise Refused("signature-invalid", detail="the statement is not JSON") from error
     if not isinstance(said, dict):
-        raise Refused("signature-invalid", detail="the statement is no object")
+        raise Refused("signature-invalid", detail="the statement is not an object")
     return said
 
 
@@ -226,7 +226,7 @@ def _read_keys(path: Path) -> list[bytes]:
         facts = os.fstat(fd)
         _check_owner(path, facts)
         if not stat.S_ISREG(facts.st_mode):
-            raise Refused("key-unreadable", detail=f"{path} is no regular file")
+            raise Refused("key-unreadable", detail=f"{path} is not a regular file")
         data = file.read(_MAX_KEY_FILE_BYTES + 1)
     text = data.decode("ascii", "replace").strip()
     pem = _PEM.match(text)
@@ -245,5 +245,5 @@ def _from_der(text: str, path: Path) -> bytes:
     except binascii.Error:
         der = b""
     if len(der) != len(_DER_PREFIX) + ed25519.KEY_BYTES or not der.startswith(_DER_PREFIX):
-        raise Refused("key-invalid", detail=f"{path} is no Ed25519 key in PEM")
+        raise Refused("key-invalid", detail=f"{path} is not an Ed25519 key in PEM")
     return der[len(_DER_PREFIX) :]

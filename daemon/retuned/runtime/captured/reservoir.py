@@ -273,7 +273,7 @@ def parse_rule(request: Mapping[str, Any]) -> CaptureRule | None:
     for name, most in _SPAN.items():
         value = said.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            raise Refused("bad-request", detail=f"'{name}' is no whole number from 1 to {most}")
+            raise Refused("bad-request", detail=f"'{name}' is not a whole number from 1 to {most}")
         found[name] = value
     return CaptureRule(**found)
 
@@ -303,7 +303,7 @@ def chunk(samples: list[Sample], request: Mapping[str, Any]) -> dict[str, Any]:
     """
     start = request.get("offset", 0)
     if not isinstance(start, int) or isinstance(start, bool) or start < 0:
-        raise Refused("bad-request", detail="'offset' is no whole number from 0 on")
+        raise Refused("bad-request", detail="'offset' is not a whole number of 0 or more")
     for sample in samples:
         for name, _, _, data in sample.tensors:
             if (sample.id, name) == (request.get("sample"), request.get("tensor")):

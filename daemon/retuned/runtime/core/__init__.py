@@ -1,1 +1,1 @@
-"""The runtime in a server: slots, orders, epochs, control socket, supervision."""
+"""Core of the runtime: slots, orders, epochs, control socket, supervision."""

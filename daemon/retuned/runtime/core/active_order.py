@@ -1,10 +1,10 @@
-"""An order in force: the launches it changes, their checks, and the breaker that takes it back.
+"""Active order of a slot: the launches it changes, their checks, and its circuit breaker.
 
-What may go wrong in a variant is caught here, launch by launch: it is not the server's problem. A
-variant that raises is replaced by the incumbent for that launch; after a few such launches, or one
-check that is badly wrong, the order trips: the slot returns to the original by itself and says so
-in its samples, and the daemon orders the rollback that makes it official. While an order is a
-canary only a fraction of the launches runs the variant, or none, and it is checked in the shadow.
+Failures of a variant are handled here, launch by launch, so that they do not reach the server. If a
+variant raises, the incumbent serves that launch. After a few such launches, or one check with a
+large difference, the order trips: the slot returns to the original without an order and reports it
+in its samples, and the daemon orders the official rollback. While an order is a canary, only a
+fraction of the launches runs the variant, or none, and shadow checks compare it.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ MAX_ERRORS = 3
 """Launches that may raise before the order trips."""
 
 Tripped = Callable[["Swapped", str], None]
-"""Told of an order that went back by itself, and why."""
+"""Receives an order that tripped, and the reason."""
 
 
 class Swapped:
-    """Carries out one order on one slot.
+    """Executes one order on one slot.
 
     Parameters
     ----------
     slot
-        Where it is in force.
+        Where the order is active.
     order
-        What was ordered.
+        The order.
     variant
-        What runs; None where the order's artifact is the original.
+        What runs; None if the order's artifact is the original.
     compare
-        Judges a shadow check; another one for other devices.
+        Judges a shadow check; other devices may need another function.
     sampler
         Chooses the launches to check.
     on_trip
-        Told when the order goes back by itself.
+        Called when the order trips.
     clock
         Monotonic seconds.
 
     Raises
     ------
     Refused
-        ``guard-invalid`` if the guard names other axes than the slot has.
+        ``guard-invalid`` if the guard names axes that the slot does not have.
     """
 
     def __init__(
@@ -107,17 +107,18 @@ class Swapped:
 
     @property
     def variant(self) -> Variant | None:
-        """What runs; None for the original."""
+        """Variant that runs; None for the original."""
         return self._variant
 
     def strata(self) -> list[tuple[Key, Stratum]]:
-        """Return the shape buckets seen, those that were only shadowed too."""
+        """Return the shape buckets of all launches, including buckets that were only shadowed."""
         return [*self._sampler.strata().items(), *self._dark.strata().items()]
 
     def ramp(self, fraction: float, *, excluded: Collection[Key]) -> None:
-        """Change the share of launches that run the variant, and the buckets left out.
+        """Change the share of launches that run the variant, and the excluded buckets.
 
-        Between shares above none and below all this is one store; else the slot is flipped.
+        A change between two shares above 0 and below 1 is one store; any other change flips the
+        slot.
         """
         before = self.live.share
         before_split = 0 < before < BLOCK
@@ -150,10 +151,10 @@ class Swapped:
         return unless_captured
 
     def unconditional(self, key: Key) -> Stratum | None:
-        """Return the bucket of a key if all of its launches run the variant until the next flip.
+        """Return the bucket of a key if all its launches run the variant until the next flip.
 
-        Whether a check is due is left to be asked. None for a canary, or where what the variant
-        gives is changed on its way.
+        The caller must still check whether a shadow check is due. Return None for a canary, or if
+        the output of the variant is distorted.
         """
         if self.live.table is not None or self.live.share != BLOCK or self.distortion is not None:
             return None
@@ -161,7 +162,7 @@ class Swapped:
 
     def _running(self, key: Key) -> Run:
         variant, checker = self._variant, self._checker
-        assert variant is not None, "the original has no route of its own"
+        assert variant is not None, "the original has no separate route"
         assert checker is not None, "made with the variant"
         launch = self._distorted(variant.launcher(key))
         stratum, stats, original = self._sampler.stratum(key), self.stats, self._slot.original
@@ -169,12 +170,12 @@ class Swapped:
 
         def run(*inputs: Tensor) -> Any:  # noqa: ANN401 - whatever the original returns
             if stratum.ran >= stratum.check_at and self._may_check(at):
-                # rare: its launcher is made when it is needed
+                # rare: the launcher is made only when it is needed
                 checked = self._distorted(variant.checked_launcher(key))
                 return checker.served(checked, launch, at, inputs)
             try:
                 output = launch(inputs)
-            except Exception as error:  # the variant is a stranger: whatever it raises, serve
+            except Exception as error:  # untrusted code: the original serves, whatever is raised
                 self.count_error(error)
                 return original(*inputs)
             if output.__class__ is Ineligible:
@@ -186,7 +187,7 @@ class Swapped:
         return run
 
     def _split(self, key: Key, run: Run) -> Run:
-        """Let the live share of the launches of a shape run, and the rest be the original's."""
+        """Run the live share of the launches of a shape; the original serves the rest."""
         live, original, count = self.live, self._slot.original, self.live.counter(key)
         stratum = self._sampler.stratum(key)
 
@@ -201,7 +202,7 @@ class Swapped:
 
     def _shadowing(self, key: Key) -> Run:
         variant, checker = self._variant, self._checker
-        assert variant is not None, "the original has no route of its own"
+        assert variant is not None, "the original has no separate route"
         assert checker is not None, "made with the variant"
         stratum, original = self._dark.stratum(key), self._slot.original
         at = CheckSite(key=key, stratum=stratum, sampler=self._dark)
@@ -216,28 +217,28 @@ class Swapped:
         return shadowing
 
     def _may_check(self, at: CheckSite) -> bool:
-        """Whether the check that is due may be made; else the next one is chosen."""
+        """Whether the due check may run; if not, choose the next one."""
         if self.judge.may_check(at.stratum):
             return True
         at.sampler.advance(at.stratum)
         return False
 
     def trip(self, reason: str, detail: str) -> None:
-        """Take the order back at once; the first reason stays."""
+        """Stop the order in this process immediately; only the first reason is recorded."""
         if not self._slot.replace(self, state=f"tripped:{reason}"):
             return
         name = self._slot.spec.name
-        log.error("%s: epoch %d taken back: %s (%s)", name, self.epoch, reason, detail)
+        log.error("%s: epoch %d tripped: %s (%s)", name, self.epoch, reason, detail)
         if self._on_trip is not None:
             self._on_trip(self, reason)
 
     def stands(self) -> bool:
-        """Whether it is still in force and was not taken back."""
+        """Whether the order is still active and has not tripped."""
         table = self._slot.table
         return table.in_force is self and not table.state.startswith("tripped:")
 
     def count_error(self, error: Exception) -> None:
-        """Count a launch whose variant raised; a few of them take the order back."""
+        """Count a launch whose variant raised; the order trips after `MAX_ERRORS`."""
         errors = self.stats.error()
         log.warning("%s: launch failed, incumbent served: %r", self._slot.spec.name, error)
         if errors >= MAX_ERRORS:

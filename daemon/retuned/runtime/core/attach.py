@@ -1,6 +1,6 @@
-"""Retuned in one process: its slots, its ways into the server, its socket, and its forks.
+"""Attachment of Retuned to one server process: slots, interception, socket, forks.
 
-Attach Retuned to a server: never raises into it, ``RETUNED_RUNTIME=off`` turns it off.
+Attaching never raises into the server. ``RETUNED_RUNTIME=off`` turns the runtime off.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ _ATTACHED: weakref.WeakSet[Runtime] = weakref.WeakSet()
 
 
 class Runtime:
-    """Retuned in this process. Made by `attach`.
+    """Retuned in this process; created by `attach`.
 
     Parameters
     ----------
     host
         Slots and their orders.
     socket_path
-        Returns where to listen in this process; None listens nowhere.
+        Returns where this process listens; None if it must not listen.
     enabled
-        False makes every slot a plain pass to its original.
+        False makes every slot call only its original.
     credentials
-        Tells the user id of a peer of the control socket.
+        Returns the user id of a peer of the control socket.
     at_once
-        False listens only once there is something to swap: for processes that others made.
+        False listens only after the first slot exists: for processes that other processes started.
     windows
-        Folder for profiler windows and how they are paced; None takes none.
+        Folder for profiler windows and their schedule; None takes no windows.
     """
 
     def __init__(
@@ -80,12 +80,11 @@ class Runtime:
 
     @property
     def socket(self) -> Path | None:
-        """Where the control socket listens; None if it does not."""
+        """Path of the control socket; None if the process does not listen."""
         return self._control.path if self._control is not None else None
 
     @property
     def intercepts(self) -> bool:
-        """Whether Triton's launches are intercepted for this runtime."""
         return self._intercepts
 
     def slot(
@@ -109,8 +108,8 @@ class Runtime:
         Returns
         -------
         Slot
-            Call it instead of the original. If the definition cannot be used, or Retuned is off, it
-            calls the original and nothing else.
+            Call it instead of the original. If the definition is invalid or Retuned is off, it only
+            calls the original.
         """
         try:
             slot = Slot(definition, original, key=key)
@@ -128,14 +127,14 @@ class Runtime:
     def register_torch_op(self, op_type: str, slots: Sequence[Slot]) -> Callable[..., Any]:
         """Register slots of one family as ``torch.ops.retuned.<op_type>``.
 
-        Profilers then show ``retuned::<op_type>`` with its shapes, and compiled graphs call it as
-        an opaque operator, so that a swap reaches them too. The slot is chosen by the lengths of
-        the constant axes. Called again for a family, it adds slots.
+        Profilers then show ``retuned::<op_type>`` with its shapes. Compiled graphs call it as an
+        opaque operator, so that a swap reaches them too. The lengths of the constant axes choose
+        the slot. Another call for the same family adds slots.
 
         Returns
         -------
         Callable
-            The operator; without PyTorch or if it refuses, a function that does the same.
+            The operator. Without PyTorch, or if PyTorch refuses it, a function that does the same.
         """
         return self._ops.register(op_type, slots)
 
@@ -159,29 +158,31 @@ class Runtime:
         return intercept.install()
 
     def tune_files(self) -> dict[str, str]:
-        """Take orders on the tuned-config files of this server; see `runtime.tuned`.
+        """Accept orders for the tuned-config files of this server; see `runtime.tuned_files`.
 
         Returns
         -------
         dict
-            By kind of file, the module that reads it here; empty where none does.
+            By format of file, the module that reads it in this process; empty if no module does.
         """
         return self._host.tuned.turn_on() if self.enabled else {}
 
     def graph(self, *, capture: Callable[[], object]) -> Callable[[], None]:
-        """Offer to capture this server's graphs again where changing their nodes is not enough.
+        """Register a function that captures this server's graphs again.
+
+        It is needed where changing the nodes of captured graphs is not enough.
 
         Parameters
         ----------
         capture
-            Captures graphs again and has the server replay the new ones; called on the control
-            thread, when the daemon asks and when a variant that was recorded is taken back. It may
-            raise: the graphs that are there go on being replayed.
+            Captures graphs again and makes the server replay the new ones. It is called on the
+            control thread: when the daemon requests it, and when a recorded variant is rolled back.
+            If it raises, the existing graphs continue to be replayed.
 
         Returns
         -------
         Callable
-            Withdraws the offer.
+            Withdraws the function.
         """
         return self._host.graphs.offer(capture)
 
@@ -207,7 +208,7 @@ class Runtime:
         self.listen()
 
     def listen(self) -> None:
-        """Listen from now on, if this process does not yet; cheap to call again. Never raises.
+        """Start to listen if this process does not listen yet. Cheap to call again. Never raises.
 
         Called with the first slot, and in a forked child with its first launch.
         """
@@ -215,21 +216,22 @@ class Runtime:
             return
         with self._starting:
             if not self._settled:
-                self._settled = True  # whatever comes of it, it is not tried with every launch
+                self._settled = True  # also after a failure: it must not be tried at every launch
                 self._listen()
                 if self._windows is not None:
                     self._windows.start()
 
     def before_fork(self) -> None:
-        """Leave nothing open that a child would go on with."""
+        """Close what a forked child must not continue to use."""
         if self._windows is not None:
             self._windows.before_fork()
 
     def after_fork(self) -> None:
-        """Start over in a forked child: no orders, no counts, own socket at its first launch.
+        """Start over in a forked child: no orders, no counts, a new socket at its first launch.
 
-        A variant must not survive the fork: the threads that run its parts did not. A child that
-        never launches anything gets neither socket nor thread; most are about to run a program.
+        A variant must not survive the fork, because the threads that run its parts do not. A child
+        that never launches a kernel gets neither socket nor thread; most children run another
+        program soon.
         """
         self._starting = threading.Lock()  # another thread of the parent may have held it
         self._operators.renew()
@@ -250,10 +252,10 @@ class Runtime:
                 path, self._host.answer, idle=self._idle, credentials=self._credentials
             )
         except (OSError, RuntimeError) as error:
-            log.error("no control socket at %s, the server goes on without swaps: %s", path, error)
+            log.error("no control socket at %s, the server runs without swaps: %s", path, error)
 
     def _idle(self) -> None:
-        """Do what is not urgent, on the control thread."""
+        """Do work that is not urgent, on the control thread."""
         control = self._control
         if not self._swept and control is not None:
             self._swept = True
@@ -269,18 +271,18 @@ def _windows(host: RuntimeHost, wanted: tuple[Path, Rule]) -> Windows:
 
 
 def attached() -> list[Runtime]:
-    """Return what is attached to this process and not closed."""
+    """Return the runtimes that are attached to this process and not closed."""
     return list(_ATTACHED)
 
 
 def keep(runtime: Runtime) -> None:
-    """Hold what was attached until it is closed, at the latest when the process ends."""
+    """Keep a runtime until it is closed, at the latest when the process ends."""
     _ATTACHED.add(runtime)
     atexit.register(runtime.close)
 
 
 def passing_slot(definition: Mapping[str, Any], original: Callable[..., Any]) -> Slot:
-    """Return a slot that calls the original and nothing else, whatever the definition holds."""
+    """Return a slot that only calls the original, whatever the definition contains."""
     try:
         slot = Slot(definition, original)
     except Refused:
@@ -333,30 +335,30 @@ def attach(
     server
         Name of the server, for people.
     socket_dir
-        Folder in which every process of the server has its own ``<pid>.sock``; used where
-        `socket_path` is not given. ``RETUNED_SOCKET_DIR`` is the default; without any of them slots
-        count and nothing can be swapped.
+        Folder in which every process of the server has a separate ``<pid>.sock``; used if
+        `socket_path` is not given. The default is ``RETUNED_SOCKET_DIR``. Without any of them,
+        slots count launches and nothing can be swapped.
     artifacts_dir
-        Folder that artifacts must be inside; ``RETUNED_ARTIFACTS_DIR`` is the default.
+        Folder that must contain all artifacts; the default is ``RETUNED_ARTIFACTS_DIR``.
     compare
-        Judges outputs in shadow and self checks; another one for other devices.
+        Judges outputs in shadow checks and self-checks; other devices may need another function.
     credentials
-        Tells the user id of a peer.
+        Returns the user id of a peer.
     triton
         Whether launches of the server's Triton kernels are intercepted until `Runtime.close`; by
-        default only where ``RETUNED_TRITON=on`` is set. `intercept.install` does the same later.
+        default only if ``RETUNED_TRITON=on`` is set. `intercept.install` does the same later.
     at_once
-        False listens only once there is something to swap. What was attached so, by a plugin, gives
-        way to who attaches by hand: a process has one socket.
+        False listens only after the first slot exists. A runtime that a plugin attached this way is
+        closed when the server's own code attaches: a process has one socket.
     windows
-        Whether the runtime profiles now and then, where ``RETUNED_TRACE_DIR`` names a folder for it
+        Whether the runtime takes profiler windows if ``RETUNED_TRACE_DIR`` names a folder for them
         (``docs/running.md``); False for a server that profiles itself.
     """
     folder = socket_dir or os.environ.get("RETUNED_SOCKET_DIR")
     artifacts = artifacts_dir or os.environ.get("RETUNED_ARTIFACTS_DIR")
     enabled = _is_on("RETUNED_RUNTIME")
     for other in attached() if at_once else ():
-        if not other.at_once:  # joined by a plugin
+        if not other.at_once:  # attached by a plugin
             triton = triton is not False and (other.intercepts or triton)
             other.close()
 

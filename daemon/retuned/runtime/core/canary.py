@@ -1,9 +1,10 @@
-"""Canary: which launches of an order run the variant while the rest still runs the original.
+"""Canary share: which launches of an order run the variant while the original serves the rest.
 
-Launches of each shape are numbered, and a table says for each number whether it runs the variant.
-The table is laid out in cells of ``1000 / share`` launches with one of the rarer kind at a hashed
-place in each: any 1,000 launches in a row hold the share to within one, and no period of a model's
-layers falls into step with it. Changing the fraction is one store of another table.
+Launches of each shape are numbered, and a table maps each number to variant or original. The table
+has cells of ``1000 / share`` launches, with one launch of the rarer kind at a hashed position in
+each. So any 1,000 consecutive launches contain the share to within one, and the pattern does not
+synchronise with the period of a model's layers. Changing the fraction is one store of another
+table.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from retuned.runtime.schema import Key
 from retuned.runtime.shadow.sampler import bucket
 
 BLOCK = 1000
-"""Launches in which the share is exact."""
+"""Launches over which the share is exact."""
 PERIOD = 32 * BLOCK
-"""Length of the table; from here it repeats."""
+"""Length of the table in launches; then it repeats."""
 _MIX = 0x9E3779B97F4A7C15
 
 
 def per_mille(fraction: float) -> int:
-    """Return a fraction in thousandths; a fraction above 0 is at least one of them.
+    """Return a fraction in thousandths; a fraction above 0 is at least one thousandth.
 
     Examples
     --------
@@ -55,19 +56,19 @@ def pattern(share: int) -> bytes:
 
 
 def _hashed(number: int) -> int:
-    """Spread whole numbers evenly over 32 bits, always in the same way."""
+    """Map whole numbers evenly to 32 bits, deterministically."""
     mixed = (number + 1) * _MIX & (1 << 64) - 1
     mixed = (mixed ^ mixed >> 29) * 0xBF58476D1CE4E5B9 & (1 << 64) - 1
     return mixed >> 32
 
 
 class CanaryShare:
-    """The share of launches that run the variant, and the shape buckets left out.
+    """The share of launches that run the variant, and the excluded shape buckets.
 
     Parameters
     ----------
     fraction
-        Share to begin with, 0 to 1; 0 serves the original and only shadows the variant.
+        Initial share, 0 to 1; 0 serves the original and only shadows the variant.
     clock
         Monotonic seconds.
     """
@@ -82,17 +83,16 @@ class CanaryShare:
         self.share = 0
         """Thousandths."""
         self.table: bytes | None = None
-        """What launches look up; None where all of them run the variant."""
+        """Table that launches read; None if all of them run the variant."""
         self.set(fraction)
 
     @property
     def fraction(self) -> float:
-        """Share of launches that run the variant."""
         return self.share / BLOCK
 
     @property
     def seconds(self) -> float:
-        """Time since the share was last changed."""
+        """Seconds since the last change of the share."""
         return max(0.0, self._clock() - self._since_s)
 
     def set(self, fraction: float) -> None:
@@ -104,7 +104,7 @@ class CanaryShare:
         self.table = table
 
     def exclude(self, buckets: Collection[Key]) -> None:
-        """Leave these buckets to the original, and only these."""
+        """Let the original serve exactly these buckets."""
         self.excluded = frozenset(buckets)
 
     def serves(self, key: Key) -> bool:
@@ -112,5 +112,5 @@ class CanaryShare:
         return bucket(key) not in self.excluded
 
     def counter(self, key: Key) -> Callable[[], int]:
-        """Return what numbers the launches of a shape; safe to call from all threads."""
+        """Return the function that numbers the launches of a shape; it is thread-safe."""
         return self._counters.setdefault(key, itertools.count().__next__)

@@ -1,13 +1,11 @@
-"""The control socket: one JSON object a line, asked by the daemon, answered by the runtime.
+"""Control socket: the daemon sends requests, the runtime answers, one JSON object a line.
 
-It lives in another project's server, so it is narrow: a stream socket that only this user (or root)
-may use, lines and connections bounded, every wait bounded, and its threads are daemons that catch
-what they do not expect, write it to the log and go on. Serving never waits for it. Connections that
-say nothing give way to new ones, so that nobody shuts the daemon out by holding all places.
+It runs inside another project's server, so it has narrow limits. Only this user, root and
+configured users may connect. Lines, connections and every wait are bounded. Its threads are daemon
+threads that log unexpected exceptions and continue. Serving never waits for it. A new connection
+replaces the one that has been silent longest, so that idle peers cannot exclude the daemon.
 
-Where the control socket is made, and who may connect to it.
-
-Sockets in a shared folder: a unique name, and those of the dead removed.
+Sockets in a shared folder get unique names, and those of processes that ended are removed.
 """
 
 from __future__ import annotations
@@ -30,37 +28,38 @@ from retuned.runtime.schema import Refused
 log = logging.getLogger(__name__)
 
 _BACKLOG = 128
-"""Peers that may wait to be let in; who finds no room is told to try again."""
+"""Peers that may wait to be accepted; the kernel returns EAGAIN to further ones."""
 _MAX_PATH_BYTES = 107
 
 PeerUid = Callable[[socket.socket], int]
 
 
 def peer_uid(connection: socket.socket) -> int:
-    """User id of the process at the other end, from the kernel."""
+    """Return the user id of the process at the other end, from the kernel."""
     size = struct.calcsize("3i")
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     return int(struct.unpack("3i", credentials)[1])
 
 
 def allowed_uids() -> frozenset[int]:
-    """Users beside this one and root that ``RETUNED_ALLOWED_UIDS`` names; none that is no number.
+    """User ids in ``RETUNED_ALLOWED_UIDS``, allowed besides this user and root.
 
-    Server and sidecar read the same variable, each for the other's user.
+    Entries that are not numbers are ignored. Server and sidecar read the same variable, each for
+    the user of the other.
     """
     named = os.environ.get("RETUNED_ALLOWED_UIDS", "").split(",")
     return frozenset(int(each) for each in named if each.strip().isdecimal() and len(each) < 12)
 
 
 def bind(path: Path) -> tuple[socket.socket, tuple[int, int] | None]:
-    """Bind a socket that nobody else may connect to, from its first moment on; and say which it is.
+    """Bind a socket that other users can never connect to, and return it with its identity.
 
-    Only a socket is replaced: any other file there is somebody's.
+    Only a socket is replaced; any other file at the path is left alone.
 
     Raises
     ------
     OSError
-        If it cannot be there, or not safely.
+        If the socket cannot be bound there, or not safely.
     """
     if len(os.fsencode(path)) > _MAX_PATH_BYTES:
         raise OSError(f"{path} is longer than the {_MAX_PATH_BYTES} bytes a socket may have")
@@ -68,13 +67,13 @@ def bind(path: Path) -> tuple[socket.socket, tuple[int, int] | None]:
     _check_folder(path.parent)
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise OSError(f"{path} is no socket, and not replaced; remove it or name another path")
+            raise OSError(f"{path} exists and is not a socket; remove it or choose another path")
         path.unlink(missing_ok=True)
     except FileNotFoundError:
         pass
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        os.fchmod(listener.fileno(), 0o600)  # the file takes this mode when it is made
+        os.fchmod(listener.fileno(), 0o600)  # the file gets this mode when it is created
         listener.bind(str(path))  # follows no link, unlike a chmod afterwards
         if allowed_uids():
             _let_others_connect(path)
@@ -86,9 +85,9 @@ def bind(path: Path) -> tuple[socket.socket, tuple[int, int] | None]:
 
 
 def _let_others_connect(path: Path) -> None:
-    """Open a socket to all users: the kernel says who connects, and only named ones are answered.
+    """Open a socket to all users: the kernel identifies them, and only allowed users get answers.
 
-    By a handle that follows no link; the process's umask is the server's, and stays.
+    The handle does not follow links. The umask of the process is the server's and does not change.
     """
     handle = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -99,9 +98,9 @@ def _let_others_connect(path: Path) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuse a folder of another user's; say where others may put a socket in place of ours.
+    """Refuse a folder of another user; warn if other users may replace the socket.
 
-    Pods share folders that everybody may write to: the daemon asks the kernel who answers.
+    Pods share folders that everyone may write to: there the daemon verifies the peer by the kernel.
     """
     found = folder.stat()
     if found.st_uid not in (0, os.geteuid()):
@@ -112,7 +111,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def identity_of(path: Path) -> tuple[int, int] | None:
-    """Return what tells a file from one that is put in its place; None where there is none."""
+    """Return the identity (device, inode) of a file; None if it does not exist."""
     try:
         found = path.lstat()
     except OSError:
@@ -123,16 +122,16 @@ def identity_of(path: Path) -> tuple[int, int] | None:
 MAX_REQUEST_BYTES = 256 << 10
 """Longest request line."""
 MAX_CONNECTIONS = 8
-"""Connections answered at a time; more are closed at once."""
+"""Connections answered at a time; further ones are closed immediately."""
 REQUEST_TIMEOUT_S = 5.0
-"""Longest time from the first byte of a request to its end, and for taking the answer."""
+"""Longest time from the first byte of a request to its end, and for sending the answer."""
 IDLE_TIMEOUT_S = 60.0
 """Longest silence between requests."""
 _TICK_S = 0.05
 _LEAVE_S = 0.5
-"""For a connection that was told to go to give its place back."""
+"""Time for a connection that was shut down to free its place."""
 _LOG_EVERY_S = 10.0
-"""Turned-away peers are told of so often: who floods the socket must not flood the log."""
+"""Interval of log lines on rejected peers: a flood of connections must not flood the log."""
 
 Answer = Callable[[Mapping[str, Any]], dict[str, Any]]
 
@@ -143,20 +142,20 @@ class ControlSocket:
     Parameters
     ----------
     path
-        Where to bind; what lies there is replaced.
+        Where to bind; an existing socket is replaced.
     answer
-        Carries out a request; raises `Refused` for the daemon.
+        Executes a request; raises `Refused` for the daemon.
     idle
         Called about every 50 ms between connections.
     credentials
-        Tells the user id of a peer.
+        Returns the user id of a peer.
 
     Raises
     ------
     OSError
         If the socket cannot be bound.
     RuntimeError
-        If there is no thread to serve it.
+        If no thread can be started to serve it.
     """
 
     def __init__(
@@ -177,14 +176,14 @@ class ControlSocket:
         self._silent: dict[socket.socket, float] = {}
         self._open: set[socket.socket] = set()
         self._turned_away = 0
-        self._told_at = float("-inf")
+        self._logged_at = float("-inf")
         self._idled_at = time.monotonic()
         self._listener, self._identity = bind(path)
         self._listener.settimeout(_TICK_S)
         self._thread = threading.Thread(target=self._serve, name="retuned-control", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError:  # no thread to be had: an unserved socket is worse than none
+        except RuntimeError:  # no thread available: no socket is better than an unserved one
             self._leave()
             raise
 
@@ -196,14 +195,14 @@ class ControlSocket:
 
     def _leave(self) -> None:
         self._listener.close()
-        if identity_of(self.path) == self._identity:  # else somebody else's lies there now
+        if identity_of(self.path) == self._identity:  # else another process has replaced it
             self.path.unlink(missing_ok=True)
 
     def abandon(self) -> None:
-        """Let go of the parent's sockets in a forked child: close the copies, leave the file.
+        """Close the copies of the parent's sockets in a forked child; leave the file.
 
-        A copy of a connection would keep it open when the parent dies, and whoever talks to the
-        parent would not hear of it. No lock is taken: its holder may not have come along.
+        A copy of a connection would keep it open after the parent dies, and the peer would not
+        notice. No lock is taken: the thread that held it may not exist in the child.
         """
         self._listener.close()
         for connection in self._open:
@@ -215,7 +214,7 @@ class ControlSocket:
             try:
                 connection, _ = self._listener.accept()
             except TimeoutError:
-                pass  # no connection came: time for what is not urgent
+                pass  # no connection: time for work that is not urgent
             except OSError as error:
                 if self._closing.is_set():
                     return
@@ -225,16 +224,16 @@ class ControlSocket:
             try:
                 if connection is not None:
                     self._admit(connection)
-                # A stream of peers must not keep what is not urgent from ever being done.
+                # A stream of peers must not delay idle work without limit.
                 if connection is None or time.monotonic() - self._idled_at > 20 * _TICK_S:
                     self._idled_at = time.monotonic()
                     self._idle()
-            except Exception:  # the program loop of this thread: one bad turn must not end it
+            except Exception:  # main loop of this thread: one failure must not end it
                 log.exception("control socket: a turn failed")
                 self._closing.wait(_TICK_S)
 
     def _admit(self, connection: socket.socket) -> None:
-        """Give a peer a place, if need be that of the one that has been silent for longest."""
+        """Admit a peer, if necessary in place of the one that has been silent longest."""
         try:
             uid = self._credentials(connection)
         except OSError:
@@ -244,7 +243,7 @@ class ControlSocket:
             self._turn_away(connection, f"a peer of user {uid}")
             return
         if not self._places.acquire(blocking=False):
-            self._closing.wait(_TICK_S)  # a flood is let in drop by drop
+            self._closing.wait(_TICK_S)  # slow down a flood of connections
             if not (self._hang_up_on_one() and self._places.acquire(timeout=_LEAVE_S)):
                 self._turn_away(connection, f"more than {MAX_CONNECTIONS} busy connections")
                 return
@@ -254,9 +253,9 @@ class ControlSocket:
         connection.close()
         self._turned_away += 1
         now = time.monotonic()
-        if now - self._told_at >= _LOG_EVERY_S:
-            log.warning("control socket: turned away %d, the last: %s", self._turned_away, why)
-            self._told_at, self._turned_away = now, 0
+        if now - self._logged_at >= _LOG_EVERY_S:
+            log.warning("control socket: rejected %d peers, the last: %s", self._turned_away, why)
+            self._logged_at, self._turned_away = now, 0
 
     def _hang_up_on_one(self) -> bool:
         with self._lock:
@@ -265,7 +264,7 @@ class ControlSocket:
             longest = min(self._silent, key=self._silent.__getitem__)
             del self._silent[longest]
             try:
-                longest.shutdown(socket.SHUT_RDWR)  # its thread wakes, and ends
+                longest.shutdown(socket.SHUT_RDWR)  # its thread wakes and ends
             except OSError:
                 log.debug("control socket: a silent peer was gone already")
         return True
@@ -279,7 +278,7 @@ class ControlSocket:
         )
         try:
             thread.start()
-        except RuntimeError:  # no thread to be had
+        except RuntimeError:  # no thread available
             self._forget(connection)
             connection.close()
             raise
@@ -297,8 +296,8 @@ class ControlSocket:
                 while not self._closing.is_set():
                     line = reader.next()
                     with self._lock:
-                        told_to_go = self._silent.pop(connection, None) is None
-                    if line is None or told_to_go:
+                        shut_down = self._silent.pop(connection, None) is None
+                    if line is None or shut_down:
                         return
                     reply = self._reply(line)
                     connection.settimeout(REQUEST_TIMEOUT_S)
@@ -307,7 +306,7 @@ class ControlSocket:
                         self._silent[connection] = time.monotonic()
         except (OSError, ValueError) as error:  # peer gone, too slow or too long
             log.debug("control socket: connection ended: %s", error)
-        except Exception:  # the program loop of this thread
+        except Exception:  # main loop of this thread
             log.exception("control socket: a connection failed")
         finally:
             self._forget(connection)
@@ -323,7 +322,7 @@ class ControlSocket:
             return _encode({"ok": True} | self._answer(request))
         except Refused as error:
             return _encode(_refusal(error.reason, error.detail))
-        except Exception as error:  # whatever an operation trips over, the peer gets an answer
+        except Exception as error:  # whatever an operation raises, the peer gets an answer
             log.exception("control socket: operation failed")
             return _encode(_refusal("runtime-error", repr(error)[:300]))
 
@@ -336,12 +335,12 @@ class _LineReader:
         self._buffer = b""
 
     def next(self) -> bytes | None:
-        """Return the next line, or None when the peer is done.
+        """Return the next line, or None if the peer closed the connection.
 
         Raises
         ------
         OSError
-            If the peer is gone or too slow.
+            If the connection failed or the peer is too slow.
         ValueError
             If a line is too long.
         """
@@ -365,7 +364,7 @@ class _LineReader:
 
 
 def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a JSON number")
 
 
 def _refusal(reason: str, detail: str) -> dict[str, Any]:
@@ -377,16 +376,16 @@ def _encode(answer: Mapping[str, Any]) -> bytes:
 
 
 MIN_AGE_S = 10.0
-"""A socket that was made later may not listen yet."""
+"""Younger sockets are not removed: their process may not listen yet."""
 MOST = 512
-"""Files looked at in one sweep."""
+"""Files examined in one sweep."""
 _NAME = re.compile(r"[0-9]{1,10}(-[0-9a-f]{8})?\.sock")
 _WAIT_S = 0.2
 _ASIDE = ".retuned-gone-"
 
 
 def own_path(path: Path) -> Path:
-    """Return where this process may listen: `path`, unless another process answers there.
+    """Return `path` if this process may listen there; a unique name if another process listens.
 
     Examples
     --------
@@ -400,7 +399,7 @@ def own_path(path: Path) -> Path:
 
 
 def sweep(folder: Path, *, now: float | None = None) -> int:
-    """Remove the sockets of processes that are gone; return how many. Never raises."""
+    """Remove the sockets of processes that ended; return how many. Never raises."""
     now = time.time() if now is None else now
     removed = 0
     try:
@@ -416,7 +415,7 @@ def sweep(folder: Path, *, now: float | None = None) -> int:
             except OSError as error:
                 log.debug("%s: left as it is: %s", folder / name, error)
     if removed:
-        log.info("%s: removed %d sockets of processes that are gone", folder, removed)
+        log.info("%s: removed %d sockets of processes that ended", folder, removed)
     return removed
 
 
@@ -426,23 +425,26 @@ def _remove_if_dead(path: Path, *, now: float) -> bool:
         return False
     if now - max(before.st_mtime, before.st_ctime) < MIN_AGE_S or not _refuses(path):
         return False
-    aside = path.with_name(f"{_ASIDE}{os.urandom(8).hex()}")
-    os.rename(path, aside)  # whatever lies under the name now, nobody connects to it meanwhile
-    after = aside.lstat()
+    moved = path.with_name(f"{_ASIDE}{os.urandom(8).hex()}")
+    os.rename(path, moved)  # during the check, no peer can connect to this file
+    after = moved.lstat()
     if _which(after) != _which(before):
-        os.rename(aside, path)  # a new process has taken the name in this very moment: its own
+        os.rename(moved, path)  # a new process has bound the name since the first check
         return False
-    aside.unlink()
+    moved.unlink()
     return True
 
 
 def _which(found: os.stat_result) -> tuple[int, int, int]:
-    """Tell one file from another: numbers of files are used again at once, so its age belongs."""
+    """Return the identity of a file.
+
+    It includes the time, because the kernel reuses inode numbers immediately.
+    """
     return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
 def _refuses(path: Path) -> bool:
-    """Whether no process listens; a busy or slow listener counts as one."""
+    """Whether no process listens; a busy or slow listener counts as listening."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_WAIT_S)
         try:
@@ -462,6 +464,6 @@ def _listener(path: Path) -> int | None:
             probe.connect(str(path))
             size = struct.calcsize("3i")
             credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    except OSError as error:  # whatever else is wrong with it, who binds finds out
+    except OSError as error:  # other faults show up when the caller binds
         return 0 if isinstance(error, (BlockingIOError, TimeoutError)) else None
     return int(struct.unpack("3i", credentials)[0])

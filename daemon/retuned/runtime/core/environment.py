@@ -1,7 +1,7 @@
-"""What this process runs on, as evidence is bound to it; nothing is started to find out.
+"""Environment of this process, to which evidence is bound.
 
-A device is known once the server has used it: PyTorch is asked only where it is loaded and its
-device is in use already.
+No device is initialised to read it: PyTorch is queried only if it is loaded and its device is
+already in use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SWITCHES = (
     "AMDGCN_USE_BUFFER_OPS",
     "DISABLE_LLVM_OPT",
 )
-"""Variables that change what Triton compiles; the lab's evidence names the same."""
+"""Variables that change what Triton compiles; the lab's evidence lists the same."""
 _DRIVERS = (
     ("/proc/driver/nvidia/version", r"Module.*?\s(\d+\.[\d.]+)"),
     ("/sys/module/amdgpu/version", r"(\S+)"),
@@ -31,7 +31,10 @@ _DRIVERS = (
 
 
 def environment() -> dict[str, Any]:
-    """Return what is known, as JSON data for the control socket; empty text where it is not."""
+    """Return the known facts as JSON data for the control socket.
+
+    Empty text for an unknown fact.
+    """
     torch = sys.modules.get("torch")
     return {
         "machine": platform.machine(),
@@ -45,7 +48,7 @@ def environment() -> dict[str, Any]:
 
 
 def _device(torch: Any) -> dict[str, str]:  # noqa: ANN401 - a module, or None
-    """Describe the GPU that is in use; empty texts if there is none or it is unknown."""
+    """Describe the GPU in use; empty texts if there is none or it is unknown."""
     unknown = dict.fromkeys(("device", "device_name", "driver", "runtime"), "")
     try:
         if torch is None or not torch.cuda.is_initialized():
@@ -60,12 +63,12 @@ def _device(torch: Any) -> dict[str, str]:  # noqa: ANN401 - a module, or None
             "runtime": f"rocm {hip}" if hip else f"cuda {torch.version.cuda}",
         }
     except (AttributeError, RuntimeError, AssertionError, TypeError):
-        # a PyTorch without devices, a lost device, a stranger's object under its name
+        # a PyTorch without devices, a lost device, another object under the name torch
         return unknown
 
 
 def _torch_version(torch: Any) -> str:  # noqa: ANN401 - a module, or None
-    """Return the version as the lab asks for it: ``__version__`` of the same wheel adds +cu130."""
+    """Return the version as the lab reads it; ``__version__`` of the same wheel adds +cu130."""
     if torch is None:
         return ""
     return _version("torch") or str(getattr(torch, "__version__", ""))
@@ -81,7 +84,7 @@ def _version(package: str) -> str:
 
 @cache
 def _processor() -> str:
-    """Name the processor as the lab does: its model, and a stamp of what it can do."""
+    """Name the processor as the lab does: its model, and a hash of its feature flags."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             text = file.read()

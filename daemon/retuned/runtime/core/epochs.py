@@ -1,8 +1,8 @@
-"""Who this process is, whose orders it takes, and what is prepared and not committed.
+"""Epochs and terms: process identity, the daemon that may give orders, prepared variants.
 
-Orders of one slot are in sequence by their epochs. Daemons are in sequence by their terms: each
-takes a higher one than any process of the server has heard of, and tells it with everything that
-changes something. From then on what a former daemon has sent, or sends still, is refused.
+Epochs order the orders of one slot. Terms order daemons: each daemon takes a term higher than any
+that a process of the server has received, and sends it with every request that changes something.
+From then on, the runtime refuses requests of an earlier daemon.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from typing import Any
 from retuned.runtime.schema import Refused
 
 PREPARED_FOR_S = 900.0
-"""A prepared variant without a commit is dropped after this time, seconds."""
+"""A prepared variant that is not committed is dropped after this time, seconds."""
 MAX_HISTORY = 64
-"""Orders remembered per slot, to answer a repeated one."""
+"""Orders remembered per slot, to answer a repeated order."""
 _MAX_TERM = 2**53
 
 
 class Fence:
-    """Refuses daemons that another one has followed."""
+    """Refuses daemons that a later daemon has replaced."""
 
     def __init__(self) -> None:
         self.term = 0
-        """Highest term heard of; 0 before the first."""
+        """Highest term received; 0 before the first."""
         self._lock = threading.Lock()
 
     def admit(self, request: Mapping[str, Any]) -> None:
-        """Let a request of the newest daemon pass, and remember its term.
+        """Admit a request of the newest daemon, and remember its term.
 
-        Where no daemon has ever told a term, one that tells none passes too.
+        A request without a term passes while no daemon has sent one.
 
         Raises
         ------
@@ -44,7 +44,7 @@ class Fence:
         """
         term = request.get("term", 0)
         if not isinstance(term, int) or isinstance(term, bool) or not 0 <= term <= _MAX_TERM:
-            raise Refused("bad-request", detail=f"'term' is no whole number to {_MAX_TERM}")
+            raise Refused("bad-request", detail=f"'term' must be a number from 0 to {_MAX_TERM}")
         with self._lock:
             if term < self.term:
                 detail = f"term {term} has ended, a daemon of term {self.term} drives this server"
@@ -53,7 +53,7 @@ class Fence:
 
 
 class Ledger:
-    """The epochs of one slot: what is done, and what is prepared.
+    """The epochs of one slot: executed orders, and prepared variants.
 
     Parameters
     ----------
@@ -63,17 +63,17 @@ class Ledger:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.epoch = 0
-        """Last order carried out."""
+        """Epoch of the last executed order."""
         self._clock = clock
         self._done: OrderedDict[str, int] = OrderedDict()
         self._prepared: dict[str, float] = {}
 
     def done(self, order: str) -> int | None:
-        """Return how long the flip of an order took, ns; None if it was not carried out here."""
+        """Return how long the flip of an order took, ns; None if it was not executed here."""
         return self._done.get(order)
 
     def check(self, epoch: int) -> None:
-        """Make sure that an epoch comes after the last.
+        """Verify that an epoch is later than the last.
 
         Raises
         ------
@@ -84,7 +84,6 @@ class Ledger:
             raise Refused("stale-epoch", detail=f"epoch {epoch} is not after {self.epoch}")
 
     def carried_out(self, order: str, *, epoch: int, artifact: str | None, flip_ns: int) -> None:
-        """Remember an order that was carried out."""
         self.epoch = epoch
         self._done[order] = flip_ns
         while len(self._done) > MAX_HISTORY:
@@ -93,16 +92,16 @@ class Ledger:
             self._prepared.pop(artifact, None)
 
     def prepared(self, artifact: str) -> None:
-        """Begin or renew the lease of a variant."""
+        """Start or renew the lease of a variant."""
         self._prepared[artifact] = self._clock()
 
     def renew(self, artifact: str) -> None:
-        """Renew the lease if there is one; what was committed once needs none."""
+        """Renew the lease if there is one; a committed variant needs no lease."""
         if artifact in self._prepared:
             self.prepared(artifact)
 
     def release(self, artifact: str) -> bool:
-        """End the lease; False if there is none: then it is, or was, in force."""
+        """End the lease; False if there is none: then the variant is, or was, active."""
         return self._prepared.pop(artifact, None) is not None
 
     def expired(self) -> list[str]:
@@ -113,18 +112,18 @@ class Ledger:
 
 
 def new_instance() -> str:
-    """Return a name that no other start of this process has, nor a child that is forked from it."""
+    """Return a name that is unique to this start of the process; a forked child has another one."""
     return f"{os.getpid()}-{_started()}-{secrets.token_hex(4)}"
 
 
 def rank_of_environment() -> str:
-    """Return this process's rank as launchers of parallel servers say it; empty if they do not."""
+    """Return this process's rank as set by launchers of parallel servers; empty if not set."""
     rank = number_of_environment("RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
     return "" if rank is None else str(rank)
 
 
 def number_of_environment(*names: str) -> int | None:
-    """Return the first of these variables that is a number of processes; None where none is."""
+    """Return the first of these variables that is a valid number of processes; None if none is."""
     for name in names:
         text = os.environ.get(name, "")
         if text.isascii() and text.isdigit() and len(text) < 8:
@@ -133,7 +132,7 @@ def number_of_environment(*names: str) -> int | None:
 
 
 def _started() -> int:
-    """When the kernel started this process, in ticks since boot; 0 if unknown."""
+    """Return when the kernel started this process, in ticks since boot; 0 if unknown."""
     try:
         with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()

@@ -1,7 +1,7 @@
-"""The launch grid of a GPU variant: integer expressions over axes and parameters.
+"""Launch grid of a GPU variant: integer expressions over axes and parameters.
 
-Expressions come from candidates, so they are never evaluated as Python: they are parsed, every node
-is checked against the few that are allowed, and a small evaluator of our own computes them.
+Expressions come from candidates, so they are never evaluated as Python. They are parsed, every node
+is checked against a short allow-list, and a small evaluator of this module computes them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from retuned.runtime.schema import Refused
 
 MAX_EXPRESSION_CHARS = 200
-"""Longest expression."""
 MAX_GRID = 2**31 - 1
 """Largest result of one dimension."""
 _MAX_INTERMEDIATE = 2**62
@@ -27,9 +26,8 @@ class Grid:
     """One to three parsed expressions."""
 
     expressions: tuple[str, ...]
-    """As they were written."""
+    """Source texts."""
     names: frozenset[str]
-    """Names that the expressions use."""
     _evaluators: tuple[_Eval, ...]
 
     def at(self, lengths: _Lengths) -> tuple[int, int, int]:
@@ -44,7 +42,7 @@ class Grid:
         ------
         Refused
             ``grid-invalid`` if a result is below 1 or above 2**31 - 1, or a step of the computation
-            divides by zero or leaves 62 bits.
+            divides by zero or exceeds 62 bits.
         """
         found = [1, 1, 1]
         for index, evaluate in enumerate(self._evaluators):
@@ -56,7 +54,7 @@ class Grid:
 
 
 def parse_grid(expressions: Sequence[str], names: Collection[str]) -> Grid:
-    """Read the grid of a variant.
+    """Parse the grid of a variant.
 
     Parameters
     ----------
@@ -69,7 +67,7 @@ def parse_grid(expressions: Sequence[str], names: Collection[str]) -> Grid:
     Raises
     ------
     Refused
-        ``grid-invalid``, naming the expression and what in it is not allowed.
+        ``grid-invalid``, naming the expression and its unsupported part.
 
     Examples
     --------
@@ -85,19 +83,19 @@ def parse_grid(expressions: Sequence[str], names: Collection[str]) -> Grid:
 
 
 def parse_expression(text: object, names: Collection[str]) -> Callable[[Mapping[str, int]], int]:
-    """Read one integer expression, as `parse_grid` does, and return what computes it.
+    """Parse one integer expression as `parse_grid` does; return the function that computes it.
 
     Raises
     ------
     Refused
-        ``grid-invalid``, here or when it is computed.
+        ``grid-invalid``, when it is parsed or computed.
     """
     return _parse(text, frozenset(names), set())
 
 
 def _parse(text: object, names: frozenset[str], used: set[str]) -> _Eval:
     if not isinstance(text, str) or not text.isascii() or len(text) > MAX_EXPRESSION_CHARS:
-        raise _invalid(str(text)[:80], f"is no ASCII text of up to {MAX_EXPRESSION_CHARS} letters")
+        raise _invalid(str(text)[:80], f"is not ASCII text of up to {MAX_EXPRESSION_CHARS} letters")
     try:
         tree = ast.parse(text.strip(), mode="eval").body
         return _build(tree, text, names, used)
@@ -109,7 +107,7 @@ def _build(node: ast.expr, text: str, names: frozenset[str], used: set[str]) -> 
     if isinstance(node, ast.Constant):
         value = node.value
         if type(value) is not int or value > MAX_GRID:
-            raise _invalid(text, f"holds {str(value)[:20]!r}, which is no whole number in range")
+            raise _invalid(text, f"holds {str(value)[:20]!r}, which is not a whole number in range")
         return lambda _: value
     if isinstance(node, ast.Name):
         name = node.id
@@ -172,7 +170,7 @@ _FUNCTIONS: dict[str, tuple[int, int, Callable[..., int]]] = {
 
 def _bounded(value: int, text: str) -> int:
     if not -_MAX_INTERMEDIATE <= value <= _MAX_INTERMEDIATE:
-        raise _invalid(text, "leaves 62 bits on the way")
+        raise _invalid(text, "exceeds 62 bits in an intermediate result")
     return value
 
 

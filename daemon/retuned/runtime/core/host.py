@@ -1,4 +1,4 @@
-"""What the control socket can ask for: the runtime's operations over all slots of this process."""
+"""Host of the runtime: operations of the control socket over all slots of this process."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ log = logging.getLogger(__name__)
 VERSION = "1"
 """Version of the control protocol; fields are added, never renamed."""
 _OF_PEOPLE = frozenset({"status", "rearm"})
-"""What commands ask for; all else is a daemon's."""
+"""Operations that people's commands use; only a daemon uses the others."""
 
 
 class RuntimeHost:
-    """All slots of this process, and the orders they take.
+    """All slots of this process, and their orders.
 
     Parameters
     ----------
     server
         Name of the server, for people.
     artifacts_dir
-        Folder that every artifact must be inside; None allows any that this user may read.
+        Folder that must contain every artifact; None allows any that this user may read.
     compare
-        Judges outputs in shadow and self checks.
+        Judges outputs in shadow checks and self-checks.
     may_capture
-        Whether the daemon may ask for samples of inputs.
+        Whether the daemon may request samples of inputs.
     interception
-        Of Triton's launches in this process; None where there is none.
+        Interception of Triton's launches in this process; None without it.
     trust
-        Whose signature artifacts need; None takes what the environment says.
+        Whose signature artifacts need; None uses the environment's settings.
     cache
-        Where artifacts are kept that come over the socket; None takes the user's cache folder.
+        Stores artifacts that arrive over the socket; None uses the user's cache folder.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class RuntimeHost:
         self._compiling = CompileBudget()
         self._visited_s: float | None = None
         self.reports: dict[str, Callable[[], object]] = {}
-        """What else a daemon is told when it says hello."""
+        """Additional reports in the answer to ``hello``, by name."""
         self.tuned = TunedFiles(
             trust=self._trust,
             fence=lambda: self._execution.fence,
@@ -125,12 +125,12 @@ class RuntimeHost:
         return self._seating.graphs
 
     def launched(self) -> int:
-        """Return a number that grows with every launch that is seen here, in graphs or not."""
+        """Return a number that grows with every observed launch, in graphs or not."""
         stock = 0 if self._interception is None else self._interception.launches()
         return stock + self.graphs.replays() + sum(slot.total() for slot in self._seating.slots())
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Carry out one request.
+        """Execute one request.
 
         Raises
         ------
@@ -146,12 +146,12 @@ class RuntimeHost:
         return operation(request)
 
     def housekeeping(self) -> None:
-        """Pack and compile what launches asked for; called by the control thread when idle.
+        """Pack and compile what launches requested; called by the control thread when idle.
 
-        Each piece stands alone (`chores`): one that fails keeps none of the others back.
+        Pieces are independent (`Maintenance`): a failure of one does not delay the others.
         """
         do = self._chores.do
-        # first: nothing may keep a way back
+        # first: no other piece may delay a rollback
         do("leases and breakers", self._execution.supervision.tend)
         if self._interception is not None:
             do("interception", self._interception.poll)
@@ -168,15 +168,15 @@ class RuntimeHost:
         do("graphs", self.graphs.housekeeping)
 
     def _when_quiet(self, piece: Callable[[], object]) -> None:
-        """Do what waits for a device, unless a graph is being captured: that would end the capture.
+        """Run a piece that waits for a device, except during a graph capture, which it would end.
 
-        Nothing of it refuses by itself, so that what is refused is the waiting.
+        The pieces do not raise `Refused` themselves, so `Refused` here comes from the wait.
         """
         try:
             with self.graphs.quiet():
                 piece()
         except Refused:
-            pass  # it waits for its turn
+            pass  # it is tried again later
 
     def reset(self, *, first_launch: Callable[[], None] | None = None) -> None:
         """Return every slot to the original and forget all orders: at close and after a fork.
@@ -221,22 +221,22 @@ class RuntimeHost:
         return {"samples": [graphs.counted(slot, slot_sample(slot)) for slot in slots]}
 
     def _status(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Say how this process stands, to whoever asks: no lease begins anew."""
+        """Return the state of this process, for anyone who may connect; no lease is renewed."""
         supervision = self._execution.supervision
-        told = process_status(self._seating.slots(), supervision, counted=self.graphs.counted)
+        state = process_status(self._seating.slots(), supervision, counted=self.graphs.counted)
         stock = {} if self._interception is None else self._interception.stock()
         visited_s = self._visited_s
         since_s = None if visited_s is None else max(0.0, time.monotonic() - visited_s)
         return (
             self._hello(request)
-            | told
+            | state
             | stock
             | {"failed_chores": self._chores.failures(), "unvisited_s": since_s}
             | {"compiling": self._compiling.state()}
         )
 
     def _capture(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Begin to sample the inputs of a slot, or end it and forget what was taken."""
+        """Start to sample the inputs of a slot, or stop and discard the samples."""
         seat = self._seating.of(str(request.get("definition")))
         rule = parse_rule(request)
         if rule is not None and not self._may_capture:
@@ -255,16 +255,14 @@ class RuntimeHost:
         return chunk(reservoir.samples() if reservoir is not None else [], request)
 
     def _recapture(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Have the server capture its graphs again, with the variants in force."""
+        """Make the server capture its graphs again, with the active variants."""
         self._execution.fence.admit(request)
         return self.graphs.recapture(request)
 
     def _kernels(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """List the Triton kernels whose launches were seen."""
         return self._intercepting().kernels(request)
 
     def _observed(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a page of what those launches have shown."""
         return self._intercepting().observed(request)
 
     def _intercepting(self) -> Interception:

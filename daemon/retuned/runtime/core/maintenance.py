@@ -1,8 +1,8 @@
-"""What the control thread does when nobody asks for anything: each piece stands alone.
+"""Maintenance on the idle control thread, in independent pieces.
 
-One that fails is counted by its cause, said once for each cause, and tried again with the next
-turn; those after it have theirs. So what a stranger's device or file does to one of them is never
-why a lease does not end, a breaker does not act or another slot's weights are not packed.
+A piece that fails is counted by its cause, logged once for each cause, and tried again in the next
+turn; later pieces still run. So a faulty device or file that breaks one piece does not keep a lease
+from ending, a breaker from acting or another slot's weights from being packed.
 """
 
 from __future__ import annotations
@@ -14,36 +14,26 @@ from collections.abc import Callable
 log = logging.getLogger(__name__)
 
 MAX_CAUSES = 64
-"""Causes counted one by one per piece; later ones are counted together."""
+"""Causes counted separately per piece; further ones are counted together."""
 OTHER = "other"
-"""Cause of all beyond those."""
+"""Name under which further causes are counted."""
 
 
 class Maintenance:
-    """The pieces of housekeeping, and what became of them."""
-
     def __init__(self) -> None:
         self._failed: dict[str, Counter[str]] = {}
 
     def do(self, name: str, piece: Callable[[], object]) -> bool:
-        """Do a piece; False if it failed. Never raises.
-
-        Parameters
-        ----------
-        name
-            Of the piece.
-        piece
-            Does it.
-        """
+        """Run a piece; return False if it failed. Never raises."""
         try:
             piece()
-        except Exception as error:  # the loop of the control thread: what follows has its turn
+        except Exception as error:  # loop of the control thread: later pieces must run
             self._count(name, error)
             return False
         return True
 
     def failures(self) -> dict[str, dict[str, int]]:
-        """Return how often each piece failed, by cause; pieces that never did are left out."""
+        """Return how often each piece failed, by cause; pieces that never failed are left out."""
         return {name: dict(causes.copy()) for name, causes in list(self._failed.items())}
 
     def _count(self, name: str, error: Exception) -> None:
@@ -57,5 +47,5 @@ class Maintenance:
         causes[cause] += 1
         if causes[cause] == 1:
             log.error(
-                "housekeeping: %s failed, and is tried again: %s", name, cause, exc_info=error
+                "housekeeping: %s failed, it will be tried again: %s", name, cause, exc_info=error
             )

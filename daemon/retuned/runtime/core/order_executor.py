@@ -1,4 +1,4 @@
-"""Orders carried out on the slots of a process: prepared, committed, dropped, and by whose word."""
+"""Order execution on the slots of a process: prepare, commit, abort, and who may order it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ log = logging.getLogger(__name__)
 
 
 class OrderExecutor:
-    """Executes orders of daemons; `retuned.runtime.core.host.RuntimeHost` has the parameters."""
+    """Executes orders of daemons.
+
+    See `retuned.runtime.core.host.RuntimeHost` for its parameters.
+    """
 
     def __init__(
         self,
@@ -54,20 +57,20 @@ class OrderExecutor:
 
     def _begin(self) -> None:
         self.preparing = threading.Lock()
-        """Held while something is prepared: one order at a time."""
+        """Held during a prepare: one order at a time."""
         self.supervision = Supervision(self._seating.slots)
         self.fence = Fence()
         """Which daemon may give orders."""
         self.instance = new_instance()
-        """Identity of this life of the process."""
+        """Identity of this start of the process."""
 
     def restart(self) -> None:
-        """Forget all orders and who gave them; `Seating.restart` forgets what they loaded."""
+        """Forget all orders and their daemon; `SlotRegistry.restart` forgets what they loaded."""
         self._begin()
         self._cache.restart()
 
     def operations(self) -> dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]]:
-        """Return what a daemon can ask for, by name."""
+        """Return the operations for the daemon, by name."""
         return {
             "trust": self._pin,
             "deliver": self._deliver,
@@ -81,17 +84,17 @@ class OrderExecutor:
         }
 
     def _pin(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Believe the daemon's key where this server's owner has said to pin the first."""
+        """Trust the daemon's key if this server is configured to pin the first key."""
         self.fence.admit(request)
         return {"pinned": self._trust.pin(request.get("key")), "trust": self._trust.policy}
 
     def _deliver(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Take a piece of an artifact's file; nothing of it is looked into."""
+        """Store a piece of an artifact's file; its content is not parsed."""
         self.fence.admit(request)
         return self._cache.take(request)
 
     def _prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Verify, load, repack and self-check. Slow, and off every lock that a commit needs."""
+        """Verify, load, repack and self-check. Slow, and outside every lock that a commit needs."""
         order = parse_order(request.get("order"))
         self.fence.admit(request)
         digest = order.artifact
@@ -136,16 +139,19 @@ class OrderExecutor:
         )
 
     def _folder(self, request: Mapping[str, Any]) -> tuple[Path, Path | None]:
-        """Return where the artifact lies, and what it must be inside: our own cache is ours."""
+        """Return the artifact's folder, and the folder that must contain it.
+
+        The second is None for the own cache, which is trusted.
+        """
         if request.get("files") is not None:
             return self._cache.folder_of(request.get("files")), None
         folder = request.get("artifact_dir")
         if not isinstance(folder, str) or not folder or "\0" in folder:
-            raise Refused("order-invalid", detail="'artifact_dir' is no path")
+            raise Refused("order-invalid", detail="'artifact_dir' is not a path")
         return Path(folder), self._artifacts_dir
 
     def _standing(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Say where this process is with an order; nothing changes."""
+        """Return the state of an order in this process; nothing changes."""
         order = parse_order(request.get("order"))
         seat = self._seating.of(order.definition)
         with seat.lock:
@@ -192,7 +198,10 @@ class OrderExecutor:
         return {"already": False, "flip_ns": flip_ns}
 
     def _abort(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Drop what was prepared for an order that will not be committed; no other is touched."""
+        """Drop the prepared variant of an order that will not be committed.
+
+        Others are not affected.
+        """
         order = parse_order(request.get("order"))
         self.fence.admit(request)
         seat = self._seating.of(order.definition)
@@ -204,7 +213,7 @@ class OrderExecutor:
         return {"dropped": dropped, "committed": committed}
 
     def _bypass(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Serve the original for a while without changing the order in force, for comparison."""
+        """Serve the original for a while without changing the active order, for comparison."""
         definition, on = request.get("definition"), request.get("on")
         if not isinstance(definition, str) or not isinstance(on, bool):
             raise Refused("bad-request", detail="'definition' and a boolean 'on' are needed")

@@ -1,4 +1,4 @@
-"""Swap orders as they arrive on the control socket: every field checked, nothing else taken."""
+"""Swap orders from the control socket: every field is checked, unknown fields are ignored."""
 
 from __future__ import annotations
 
@@ -15,50 +15,52 @@ _MAX_ROWS = 256
 """Entries of a list in an order."""
 _MAX_S = 10**9
 ORPHANS = frozenset(("hold", "rollback"))
-"""What an unfinished canary does when nobody asks after it any more."""
+"""What an unfinished canary does when its lease has run out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One epoch of one slot; the daemon's `SwapOrder` without what only people read."""
+    """One epoch of one slot; the daemon's `SwapOrder` without the fields that only people read."""
 
     id: str
-    """Identity; carrying out the same id twice is the same as once."""
+    """Identity; executing the same id twice has the same effect as once."""
     kind: str
     """``swap`` or ``rollback``."""
     definition: str
-    """Slot."""
+    """Name of the slot."""
     artifact: str | None
     """Digest to activate; None is the original."""
     previous: str | None
-    """Digest that stays loaded for the way back; None is the original."""
+    """Digest that stays loaded for a rollback; None is the original."""
     guard: Mapping[str, Any]
     """Bounds per variable axis, checked against the slot's axes when it is used."""
     epoch: int
     """Grows with every order."""
     shadow_every: int
-    """One swapped launch in so many is compared with the incumbent."""
+    """One of this many swapped launches is compared with the incumbent."""
     shadow_tolerance: float
     """Allowed difference, as a share of the RMS of the incumbent's output."""
     target: str = ""
-    """Server that it was made for, as the daemon calls it."""
+    """Server that the order is for, as the daemon names it."""
     shadow_later: tuple[tuple[float, int], ...] = ()
-    """(from this age of a shape bucket in seconds, one launch in so many), rising ages."""
+    """(age of a shape bucket in seconds, then one check in this many launches), rising ages."""
     shadow_share: float = 1.0
-    """Most time of checks over time passed; 1 holds nothing back."""
+    """Maximum time of checks as a share of elapsed time; 1 is no limit."""
     noise: Mapping[Key, float] = field(default_factory=dict)
-    """Rms of the difference that both kernels' errors allow, over the output's rms, by shape
-    bucket; where it is known."""
+    """RMS of the difference that both kernels' errors allow, over the RMS of the output.
+
+    By shape bucket; only known buckets.
+    """
     fraction: float = 1.0
-    """Share of launches that run the artifact to begin with; 0 only shadows it."""
+    """Initial share of launches that run the artifact; 0 only shadows it."""
     lease_s: float = 0.0
-    """After so long without being asked an unfinished canary is an orphan; 0 is never, seconds."""
+    """An unfinished canary is an orphan after this time without a request; 0 is never, seconds."""
     orphan: str = "hold"
     """One of `ORPHANS`."""
 
 
 def parse_order(body: object) -> Order:
-    """Read an order.
+    """Parse an order.
 
     Raises
     ------
@@ -66,7 +68,7 @@ def parse_order(body: object) -> Order:
         ``order-invalid``, naming the field.
     """
     if not isinstance(body, Mapping):
-        raise Refused("order-invalid", detail="the order is no object")
+        raise Refused("order-invalid", detail="the order is not an object")
     return Order(
         id=_text(body, "id"),
         kind=_kind(body),
@@ -90,7 +92,7 @@ def parse_order(body: object) -> Order:
 def _kind(body: Mapping[str, Any]) -> str:
     kind = body.get("kind")
     if kind not in ("swap", "rollback"):
-        raise _invalid("kind", "is neither swap nor rollback")
+        raise _invalid("kind", "must be swap or rollback")
     if kind == "swap" and body.get("artifact") is None:
         raise _invalid("artifact", "is missing; a swap names what to load")
     return str(kind)
@@ -99,7 +101,7 @@ def _kind(body: Mapping[str, Any]) -> str:
 def _text(body: Mapping[str, Any], field: str) -> str:
     value = body.get(field)
     if not isinstance(value, str) or not 0 < len(value) <= 256:
-        raise _invalid(field, "is no text of 1 to 256 characters")
+        raise _invalid(field, "is not text of 1 to 256 characters")
     return value
 
 
@@ -108,21 +110,21 @@ def _digest(body: Mapping[str, Any], field: str) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or not _DIGEST.match(value):
-        raise _invalid(field, "is no sha256 digest")
+        raise _invalid(field, "is not a sha256 digest")
     return value
 
 
 def _guard(body: Mapping[str, Any]) -> Mapping[str, Any]:
     value = body.get("guard")
     if not isinstance(value, Mapping):
-        raise _invalid("guard", "is no object")
+        raise _invalid("guard", "is not an object")
     return value
 
 
 def _integer(body: Mapping[str, Any], field: str, *, high: int, default: int | None = None) -> int:
     value = body.get(field, default)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= high:
-        raise _invalid(field, f"is no whole number from 1 to {high}")
+        raise _invalid(field, f"is not a whole number from 1 to {high}")
     return value
 
 
@@ -136,7 +138,7 @@ def _tolerance(body: Mapping[str, Any]) -> float:
 def _number(body: Mapping[str, Any], field: str, *, high: float, default: float) -> float:
     value = body.get(field, default)
     if not _is_number(value) or not 0.0 <= value <= high:
-        raise _invalid(field, f"is no number from 0 to {high:g}")
+        raise _invalid(field, f"is not a number from 0 to {high:g}")
     return float(value)
 
 
@@ -147,7 +149,7 @@ def _is_number(value: Any) -> bool:  # noqa: ANN401 - from JSON
 def _rows(body: Mapping[str, Any], field: str) -> list[Any]:
     rows = body.get(field) or ()
     if not isinstance(rows, (list, tuple)) or len(rows) > _MAX_ROWS:
-        raise _invalid(field, f"is no list of at most {_MAX_ROWS}")
+        raise _invalid(field, f"is not a list of at most {_MAX_ROWS}")
     return list(rows)
 
 
@@ -174,7 +176,7 @@ def _noise(body: Mapping[str, Any]) -> dict[Key, float]:
 
 
 def parse_bucket(value: object) -> Key:
-    """Read the name of a shape bucket.
+    """Parse the name of a shape bucket.
 
     Raises
     ------
@@ -186,12 +188,12 @@ def parse_bucket(value: object) -> Key:
         or len(value) > 64
         or not all(type(part) is int and 0 <= part <= 64 for part in value)
     ):
-        raise _invalid("bucket", "is no list of whole numbers from 0 to 64")
+        raise _invalid("bucket", "is not a list of whole numbers from 0 to 64")
     return tuple(value)
 
 
 def parse_fraction(value: object) -> float:
-    """Read a share of launches.
+    """Parse a share of launches.
 
     Raises
     ------
@@ -202,19 +204,19 @@ def parse_fraction(value: object) -> float:
 
 
 def _fraction(body: Mapping[str, Any]) -> float:
-    """Return the fraction of the first step of a canary; all where there is none."""
+    """Return the fraction of the first canary step; 1 without a canary."""
     steps = _rows(body, "canary")
     if not steps:
         return 1.0
     if not isinstance(steps[0], Mapping):
-        raise _invalid("canary", "has a step that is no object")
+        raise _invalid("canary", "has a step that is not an object")
     return parse_fraction(steps[0].get("fraction"))
 
 
 def _orphan(body: Mapping[str, Any]) -> str:
     value = body.get("orphan", "hold")
     if value not in ORPHANS:
-        raise _invalid("orphan", f"is none of {sorted(ORPHANS)}")
+        raise _invalid("orphan", f"is not one of {sorted(ORPHANS)}")
     return str(value)
 
 

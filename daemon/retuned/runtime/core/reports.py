@@ -1,6 +1,6 @@
-"""What a slot says about itself, as JSON data for the control socket.
+"""Reports of slots and of the process, as JSON data for the control socket.
 
-What a process says to people who ask how it stands. Asking changes nothing, no lease either.
+Reading the status changes nothing; no lease is renewed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _tripped(slot: Slot) -> str:
 
 
 def slot_state(slot: Slot) -> dict[str, Any]:
-    """Return what the daemon's `SlotState` is read from."""
+    """Return the data of the daemon's `SlotState`."""
     table = slot.table
     order = table.in_force
     tripped = _tripped(slot)
@@ -46,7 +46,7 @@ def slot_state(slot: Slot) -> dict[str, Any]:
 
 
 def slot_sample(slot: Slot) -> dict[str, Any]:
-    """Return what the daemon's `WatchSample` is read from: totals since the last order."""
+    """Return the data of the daemon's `WatchSample`: totals since the last order."""
     order = slot.table.in_force
     tripped = _tripped(slot)
     sample: dict[str, Any] = {
@@ -78,7 +78,7 @@ def slot_sample(slot: Slot) -> dict[str, Any]:
 
 
 def _rollout(order: Swapped) -> dict[str, Any]:
-    """Return how far the order has spread, and what checks cost."""
+    """Return how far the order has spread, and the cost of its checks."""
     live, judge, stats = order.live, order.judge, order.stats
     return {
         "fraction": live.fraction,
@@ -95,7 +95,7 @@ def _rollout(order: Swapped) -> dict[str, Any]:
 
 
 def _buckets(order: Swapped) -> list[dict[str, Any]]:
-    """Return the shape buckets, those launched most first; the shadow's counts are added."""
+    """Return the shape buckets, most launched first; the counts of shadow launches are added."""
     found: dict[Key, dict[str, Any]] = {}
     for name, stratum in order.strata():
         empty = {"bucket": list(name), "launches": 0, "checks": 0, "step_checks": 0}
@@ -117,9 +117,9 @@ _STATS = (
 )
 
 MAX_SLOTS = 1024
-"""Slots in one answer; the rest is counted."""
+"""Slots in one answer; the rest is only counted."""
 _LEFT_OUT = ("buckets", "excluded")
-"""What is counted instead of listed."""
+"""Lists that are counted instead of listed."""
 
 Counted = Callable[[Slot, Mapping[str, Any]], Mapping[str, Any]]
 
@@ -132,11 +132,11 @@ def process_status(
     Parameters
     ----------
     slots
-        Those of the process.
+        Slots of the process.
     supervision
-        What it holds over all of them.
+        State of the process over all slots.
     counted
-        Adds the launches that replays of graphs have made.
+        Adds the launches made by graph replays.
     """
     breaker = supervision.breaker
     opened = breaker.state()
@@ -155,8 +155,8 @@ def process_status(
 
 def _slot(slot: Slot, counted: Counted, *, breaker: Mapping[str, str]) -> dict[str, Any]:
     order = slot.table.in_force
-    told = dict(counted(slot, slot_sample(slot)))
-    lists = {f"{name}_count": len(told.pop(name, ())) for name in _LEFT_OUT}
+    sample = dict(counted(slot, slot_sample(slot)))
+    lists = {f"{name}_count": len(sample.pop(name, ())) for name in _LEFT_OUT}
     state = {
         "state": slot.table.state,
         "launches": slot.total(),
@@ -166,7 +166,7 @@ def _slot(slot: Slot, counted: Counted, *, breaker: Mapping[str, str]) -> dict[s
     }
     if isinstance(order, Swapped):
         state |= _order(slot, order)
-    return told | lists | state
+    return sample | lists | state
 
 
 def _order(slot: Slot, swapped: Swapped) -> dict[str, Any]:

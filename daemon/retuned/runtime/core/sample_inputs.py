@@ -1,7 +1,7 @@
-"""Inputs that mean something, made up: places in a table, lengths, routes, positive scales.
+"""Sample inputs with valid meaning: table indices, lengths, routes, positive scales.
 
-A self-check needs inputs, and an index beyond its table makes the server's own code read what is
-not there. The definition says what holds; what it says is checked before a number is drawn.
+A self-check needs inputs. An index beyond its table would make the server's own code read invalid
+memory. The definition gives the rules; they are checked before a number is drawn.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WHOLE = {
     "uint8": 2**8 - 1,
     "bool": 1,
 }
-"""Largest number of each whole type."""
+"""Largest value of each integer type."""
 _EXACT = 2**24
 """Whole numbers up to here are exact in float32."""
 
@@ -33,7 +33,7 @@ def make(
     *,
     generator: Any,  # noqa: ANN401 - torch.Generator
 ) -> Tensor:
-    """Make an input on the CPU as its rule says.
+    """Generate an input on the CPU according to its rule.
 
     Parameters
     ----------
@@ -42,16 +42,16 @@ def make(
     spec
         Shape and element type.
     rule
-        What its numbers are like.
+        Rule for its numbers.
     lengths
         Length of every axis.
     generator
-        Where chance comes from.
+        Source of randomness.
 
     Raises
     ------
     Refused
-        ``values-invalid`` if the rule makes no sense at these lengths or for this type.
+        ``values-invalid`` if the rule is invalid at these lengths or for this type.
     """
     shape = tuple(lengths[axis] for axis in spec.shape)
     dtype = getattr(torch, spec.dtype)
@@ -73,7 +73,7 @@ def _whole(
     *,
     generator: Any,  # noqa: ANN401 - torch.Generator
 ) -> Tensor:
-    """Draw whole numbers in 64 bits; the bounds are known to fit the element type."""
+    """Draw whole numbers in 64 bits; the bounds must fit the element type."""
     count = math.prod(shape)
     last = shape[-1] if shape else 1
     if rule.like in ("permutation", "rows-permuted"):
@@ -99,14 +99,14 @@ def _check_bounds(spec: TensorSpec, low: int, high: int) -> None:
 
 def _real(spec: TensorSpec, bound: float | str) -> float:
     if isinstance(bound, str) or not math.isfinite(bound):
-        raise _invalid(spec, f"the bound {bound!r:.80} is no real number")
+        raise _invalid(spec, f"the bound {bound!r:.80} is not a real number")
     return float(bound)
 
 
 def _integer(spec: TensorSpec, bound: float | str, lengths: Mapping[str, int]) -> int:
     if not isinstance(bound, str):
         if not math.isfinite(bound) or bound != int(bound):
-            raise _invalid(spec, f"the bound {bound} is no whole number")
+            raise _invalid(spec, f"the bound {bound} is not a whole number")
         return int(bound)
     try:
         return parse_expression(bound, lengths)(lengths)
@@ -115,4 +115,4 @@ def _integer(spec: TensorSpec, bound: float | str, lengths: Mapping[str, int]) -
 
 
 def _invalid(spec: TensorSpec, problem: str) -> Refused:
-    return Refused("values-invalid", detail=f"'{spec.name}' cannot be made up: {problem}")
+    return Refused("values-invalid", detail=f"'{spec.name}' cannot be generated: {problem}")

@@ -1,7 +1,4 @@
-"""One slot with what is loaded for it: loading a variant, keeping it, and letting it go.
-
-Which slots a process has: who gets one, who is given it back, and what graphs follow them.
-"""
+"""Slot registry: the slots of a process, the variants loaded for each, and the graphs that follow."""
 
 from __future__ import annotations
 
@@ -32,14 +29,14 @@ from retuned.runtime.torch_ops.frames import OperatorSlot
 log = logging.getLogger(__name__)
 
 MAX_RESIDENT = 4
-"""Variants kept loaded per slot for instant ways back."""
+"""Variants kept loaded per slot for instant rollbacks."""
 COUNTED = (LoadedVariant, KernelVariant)
-"""Variants that say where their code came from."""
+"""Variants that report where their code came from."""
 
 
 @dataclass(slots=True)
 class LoadedSlot:
-    """One slot with what was loaded for it."""
+    """One slot with what is loaded for it."""
 
     slot: Slot
     packed: PackedWeights
@@ -62,21 +59,21 @@ def load(
     Raises
     ------
     Refused
-        If it was not made for the slot, or does not do there what the slot's own kernel does.
+        If it was not made for the slot, or its result differs there from the slot's own kernel.
     """
     slot = seat.slot
     bounds = parse_bounds(order.guard, slot.spec.variable_axes)
     if not artifact.spec.same_launch(slot.spec) or artifact.spec.name != slot.spec.name:
         raise Refused("definition-mismatch", detail=f"not made for slot {slot.spec.name}")
     if isinstance(slot, KernelSlot):
-        assert interception is not None, "it has made the slot"
+        assert interception is not None, "interception made the slot"
         return interception.load(artifact, slot)
     loader = LOADERS.get(artifact.language)
     if loader is None:
         raise Refused("language-unsupported", detail=f"no loader for {artifact.language}")
     variant = loader(artifact, seat.packed)
     if not isinstance(variant, LoadedVariant):
-        return variant, 0  # loaders of other languages check by themselves
+        return variant, 0  # loaders of other languages make the check
     for weights in slot.constants():
         by_input = dict(zip(slot.spec.constant_inputs, weights, strict=True))
         for index, layout in variant.repacked:
@@ -100,7 +97,7 @@ def is_resident(seat: LoadedSlot, digest: str) -> bool:
 
 
 def drop_expired(seat: LoadedSlot) -> None:
-    """Unload what was prepared and never committed."""
+    """Unload variants that were prepared and not committed in time."""
     with seat.lock:
         for digest in seat.ledger.expired():
             log.info("%s: %s was never committed", seat.slot.spec.name, digest)
@@ -119,7 +116,7 @@ def make_room(seat: LoadedSlot, order: Order) -> None:
 
 
 def drop(seat: LoadedSlot, digest: str) -> bool:
-    """Forget one variant that is not in force; False if it is gone already."""
+    """Unload one variant that is not active; False if it was not loaded."""
     if seat.resident.pop(digest, None) is None:
         return False
     _keep_layouts(seat)
@@ -142,7 +139,7 @@ class SlotRegistry:
     Parameters
     ----------
     interception
-        Of Triton's launches in this process; None where there is none.
+        Interception of Triton's launches in this process; None without it.
     """
 
     def __init__(self, interception: Interception | None) -> None:
@@ -181,7 +178,7 @@ class SlotRegistry:
         return [seat.slot for seat in list(self.seats.values())]
 
     def adopt(self, definition: str, artifact: Artifact) -> LoadedSlot:
-        """Make a slot for a kernel whose launches are intercepted, if that is what it is for.
+        """Create a slot for an intercepted kernel if the artifact is for one.
 
         Raises
         ------
@@ -195,16 +192,16 @@ class SlotRegistry:
         return self._seat(self._interception.adopt(artifact))
 
     def disown(self, slot: Slot) -> None:
-        """Give a kernel whose slot was made here back to the server."""
+        """Remove the slot of an intercepted kernel; the server's own kernel runs again."""
         if isinstance(slot, KernelSlot) and self._interception is not None:
             del self.seats[slot.spec.name]
             self.graphs.remove(slot)
             self._interception.close(slot)
 
     def restart(self, *, first_launch: Callable[[], None] | None) -> None:
-        """Return every slot to the original with nothing loaded; see `Host.reset`."""
+        """Return every slot to the original with nothing loaded; see `RuntimeHost.reset`."""
         for name, seat in list(self.seats.items()):
-            # first, for its new lock: another thread of a child's parent may have held the old one
+            # first, for its new lock: a thread of the parent process may have held the old one
             seat.slot.restart(first_launch=first_launch)
             self.graphs.remove(seat.slot)
             if isinstance(seat.slot, KernelSlot):  # the kernel is the server's own again
@@ -213,7 +210,7 @@ class SlotRegistry:
                     self._interception.close(seat.slot)
                 continue
             self.seats[name] = LoadedSlot(seat.slot, PackedWeights(served=self._weights))
-            if first_launch is not None:  # a forked child goes on
+            if first_launch is not None:  # a forked child continues
                 self.graphs.add(seat.slot)
 
     def _seat(self, slot: Slot) -> LoadedSlot:
@@ -222,5 +219,5 @@ class SlotRegistry:
         return seat
 
     def _weights(self) -> list[Tensor]:
-        """Return the weights that launches of any slot have shown: they lie with the model."""
+        """Return the weights that launches of any slot used; they are part of the model."""
         return [weight for slot in self.slots() for group in slot.constants() for weight in group]

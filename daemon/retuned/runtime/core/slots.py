@@ -1,12 +1,12 @@
 """Slots: the one place in the server where a kernel may be changed.
 
 A call reads one reference, finds the route for the lengths of its variable axes and counts. The
-reference leads to a `Table` (`tables`): swapping, rolling back, bypassing and tripping each build a
-new one and store it in one assignment, so a call sees one epoch or the next and never a mixture.
+reference points to a `Table` (`tables`). Swap, rollback, bypass and trip each build a new table and
+store it in one assignment, so a call uses one epoch or the next and never a mixture.
 
 Counting is one ``+=`` on a list cell. CPython with its global lock never switches threads between
 the read and the write of that statement, so no count is lost; a free-threaded build may lose a few.
-Nothing here imports PyTorch: a tensor is whatever has ``shape``.
+This module does not import PyTorch: a tensor is any object with ``shape``.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ log = logging.getLogger(__name__)
 PREROUTED = 64
 """Keys routed before a flip, those launched most."""
 MAX_CONSTANTS = 4096
-"""Sets of weights noted per slot; a slot that shows more does not keep them still."""
+"""Sets of weights recorded per slot; a slot with more uses changing tensors and is not followed."""
 
 _ODD = (AttributeError, IndexError, KeyError, TypeError, ValueError)
-"""What looking up inputs raises that are not the tensors of the definition."""
+"""Exceptions of looking up inputs that are not the tensors of the definition."""
 
 
 class Slot:
-    """A callable that stands where the server's kernel stood.
+    """A callable that replaces the server's kernel.
 
     Parameters
     ----------
     definition
-        Definition as JSON data: axes, inputs, outputs; or what was read from it.
+        Definition as JSON data (axes, inputs, outputs), or the parsed one.
     original
         The server's own code: takes the inputs in the definition's order, returns its output, or a
-        tuple of them. It is what runs whenever anything is in doubt.
+        tuple of them. It runs whenever a variant may not.
     key
         Computes the lengths of the variable axes from the inputs; read from the shapes by default.
 
     Raises
     ------
     Refused
-        If the definition cannot be read, or its outputs update inputs: what a function returns are
-        tensors of its own.
+        If the definition is invalid, or its outputs update inputs: a function must return new
+        tensors.
     """
 
     TAKES_IN_PLACE = False
-    """Whether what is called may change its inputs."""
+    """Whether the called kernel may change its inputs."""
     __slots__ = (
         "__weakref__",
         "_cells",
@@ -97,30 +97,30 @@ class Slot:
         self._constants: dict[int, tuple[weakref.ref[Any], ...]] = {}
         self._notes = 0
         self.on_change: Callable[[], None] | None = None
-        """Called after an order or a state has been put in force; must not raise."""
+        """Called after an order or a state has become active; must not raise."""
         self.restart()
         self.call = _call_of(self, key)
         type(self).__call__ = staticmethod(self.call)  # type: ignore[method-assign]
 
     def __call__(self, *inputs: Tensor) -> Any:  # noqa: ANN401 - whatever the original returns
-        """Launch; each slot's own class has its closure here."""
+        """Launch; the class of each slot has its closure here."""
         return self.call(*inputs)
 
-    # --- what the control side does -------------------------------------------------------------
+    # --- control thread -------------------------------------------------------------------------
 
     @property
     def table(self) -> Table:
         return self._table
 
     def commit(self, in_force: InForce) -> None:
-        """Put an order in force, whatever state the slot is in."""
+        """Activate an order, whatever state the slot is in."""
         with self._lock:
             self._install(in_force, "original" if in_force.artifact is None else "swapped")
         if self.on_change is not None:
             self.on_change()
 
     def replace(self, expected: InForce | None, *, state: str) -> bool:
-        """Change the state of the order in force; False if it is another one, or has tripped."""
+        """Change the state of the active order; False if another one is active, or it has tripped."""
         with self._lock:
             table = self._table
             if table.in_force is not expected or table.state.startswith("tripped:"):
@@ -136,7 +136,7 @@ class Slot:
         Parameters
         ----------
         first_launch
-            Called with the first launch after this, perhaps with later ones too; must not raise.
+            Called with the first launch after this, possibly with later ones too; must not raise.
         """
         self.reservoir: Reservoir | None = None
         self.recorder: Recorder | None = None
@@ -148,22 +148,23 @@ class Slot:
             self._table = Untouched(self, tell=first_launch)
 
     def sample_inputs(self, reservoir: Reservoir | None) -> None:
-        """Let launches give samples of their inputs from now on; None ends that."""
+        """Start to sample the inputs of launches; None ends that."""
         with self._lock:
             self.reservoir = reservoir
             self._install(self._table.in_force, self._table.state)
 
     def note_captures(self, recorder: Recorder | None) -> None:
-        """Let launches that are recorded into a graph be noted from now on; None ends that."""
+        """Start to record launches that are captured into a graph; None ends that."""
         with self._lock:
             if self.recorder is not recorder:
                 self.recorder = recorder
                 self._install(self._table.in_force, self._table.state)
 
     def _install(self, in_force: InForce | None, state: str) -> None:
-        """Build a table with the usual keys routed, then store it: the flip.
+        """Build a table with the most frequent keys routed, then store it: the flip.
 
-        The way to the original routes none beforehand: it is quickly found, and must not wait.
+        A return to the original routes no keys in advance: routes are quick to find, and it must
+        not wait.
         """
         table = Table(self, in_force=in_force, state=state)
         if state == "swapped":
@@ -172,18 +173,17 @@ class Slot:
                 table[raw]
         self._table = table
 
-    # --- what was seen ----------------------------------------------------------------------------
+    # --- observed launches ------------------------------------------------------------------------
 
     def launches(self) -> dict[Key, int]:
         """Return launches since start per lengths of the variable axes, without `other`."""
         return {self.as_key(raw): cell[0] for raw, cell in self._cells.copy().items()}
 
     def total(self) -> int:
-        """All launches since start."""
         return self.other[0] + sum(cell[0] for cell in self._cells.copy().values())
 
     def constants(self) -> list[tuple[Tensor, ...]]:
-        """Return the sets of constant inputs that launches have shown and that still live."""
+        """Return the sets of constant inputs that launches used and that still exist."""
         alive = []
         for references in dict.copy(self._constants).values():
             values = tuple(reference() for reference in references)
@@ -192,11 +192,11 @@ class Slot:
         return alive
 
     def as_key(self, raw: Any) -> Key:  # noqa: ANN401 - an int or a tuple of them
-        """Lengths as a tuple; slots of one variable axis use the bare number inside."""
+        """Return lengths as a tuple; slots of one variable axis use the bare number internally."""
         return raw if isinstance(raw, tuple) else (raw,)
 
     def cell(self, raw: Any) -> list[int]:  # noqa: ANN401 - see as_key
-        """Return the counter of a key; the common one once there are too many."""
+        """Return the counter of a key; the common counter if there are too many keys."""
         cell = self._cells.get(raw)
         if cell is None:
             if len(self._cells) >= MAX_KEYS:
@@ -205,7 +205,10 @@ class Slot:
         return cell
 
     def note(self, inputs: tuple[Tensor, ...]) -> None:
-        """Remember the weights of a launch, weakly; a variant may want them in another layout."""
+        """Remember the weights of a launch by weak references.
+
+        A variant may need them in another layout.
+        """
         self._notes += 1
         known = self._constants
         if self._notes > MAX_CONSTANTS:
@@ -221,11 +224,11 @@ class Slot:
         try:
             known[identity] = tuple(weakref.ref(inputs[index], forget) for index in positions)
         except TypeError:
-            self._constants = _Everything(known)  # not tensors: nothing to follow
+            self._constants = _Everything(known)  # not tensors: they cannot be followed
 
 
 class _Everything(dict[int, tuple["weakref.ref[Any]", ...]]):
-    """Knows every weight already: ends the noting without a branch in the call."""
+    """Contains every key: ends the recording without a branch in the call."""
 
     def __contains__(self, item: object) -> bool:
         return True
@@ -234,8 +237,8 @@ class _Everything(dict[int, tuple["weakref.ref[Any]", ...]]):
 def _call_of(slot: Slot, key: Callable[..., Key] | None) -> Run:
     """Return the closure that a launch goes through; this is the hot path.
 
-    A call that cannot be looked up (not tensors, fewer inputs, no such dimension) is the original's
-    to accept or refuse: it is counted under `other` and handed on.
+    If a call cannot be looked up (not tensors, fewer inputs, no such dimension), the original
+    decides whether to accept it: the call is counted under `other` and forwarded.
     """
     weights = slot.spec.constant_inputs
     places = [slot.spec.locate(axis) for axis in slot.spec.variable_axes]
@@ -259,7 +262,7 @@ def _call_of(slot: Slot, key: Callable[..., Key] | None) -> Run:
 
 
 def _one_axis(slot: Slot, place: tuple[int, int]) -> Run:
-    """One variable axis: the bare length is the key, no tuple is made."""
+    """Return the closure for one variable axis: the bare length is the key, no tuple is made."""
     index, dim = place
 
     def call(*inputs: Tensor) -> Any:  # noqa: ANN401 - whatever the original returns
@@ -274,7 +277,7 @@ def _one_axis(slot: Slot, place: tuple[int, int]) -> Run:
 
 
 def _one_axis_noting(slot: Slot, place: tuple[int, int], weight: int) -> Run:
-    """One variable axis and a weight to follow, the usual case."""
+    """Return the closure for one variable axis and a weight to follow, the usual case."""
     index, dim = place
 
     def call(*inputs: Tensor) -> Any:  # noqa: ANN401 - whatever the original returns

@@ -1,10 +1,10 @@
-"""What a process holds over all its orders: canary steps, the breaker, and the lease.
+"""Supervisor of all orders of a process: canary steps, circuit breaker, lease.
 
-The daemon moves a canary on; the runtime never does. If nobody asks after the orders for longer
-than the lease, an unfinished canary is an orphan: it holds the fraction it has, or goes back by
-itself, as its order says. What the breaker refuses is refused until it is armed again by order.
+The daemon advances a canary; the runtime never does. If the daemon sends no request for longer than
+the lease, an unfinished canary is an orphan: it keeps its fraction or rolls back, as its order
+defines.
 
-The circuit breaker of a process: what was taken back stays back until somebody says otherwise.
+The circuit breaker of the process refuses an artifact that tripped until an order arms it again.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from retuned.runtime.core.slots import Slot
 from retuned.runtime.schema import Refused
 
 PROCESS_LIMIT = 3
-"""Kernels that trip before the whole process goes back."""
+"""Kernels that trip before the whole process rolls back."""
 
 
 class Breaker:
-    """Which artifacts of which slots may not run in this process.
+    """Artifacts that may not run in a slot of this process.
 
     Parameters
     ----------
     limit
-        Kernels that trip before the whole process goes back.
+        Kernels that trip before the whole process rolls back.
     """
 
     def __init__(self, limit: int = PROCESS_LIMIT) -> None:
@@ -42,7 +42,7 @@ class Breaker:
 
     @property
     def process(self) -> str:
-        """Why no slot of the process may run a variant; empty while they may."""
+        """Reason why no slot of the process may run a variant; empty if slots may."""
         return self._process
 
     def state(self) -> dict[str, Mapping[str, str]]:
@@ -51,12 +51,12 @@ class Breaker:
             return {slot: dict(artifacts) for slot, artifacts in self._open.items()}
 
     def open(self, slot: str, artifact: str, *, reason: str) -> bool:
-        """Note that an artifact was taken back; True if that opens the breaker of the process."""
+        """Record that an artifact tripped; return True if that opens the breaker of the process."""
         with self._lock:
             self._open.setdefault(slot, {}).setdefault(artifact, reason)
             if self._process or len(self._open) < self._limit:
                 return False
-            self._process = f"{len(self._open)} kernels were taken back, the last for {reason}"
+            self._process = f"{len(self._open)} kernels tripped, the last for {reason}"
             return True
 
     def refuses(self, slot: str, artifact: str) -> str | None:
@@ -67,8 +67,8 @@ class Breaker:
     def arm(self, slot: str | None = None) -> bool:
         """Close the breaker of a slot, or of the process with all its slots; True if it was open.
 
-        While the process's own breaker is open, arming one slot does not arm that slot: what is
-        wrong is not known to be that slot's.
+        While the process's own breaker is open, arming one slot does not arm that slot: the cause
+        is not known to be in that slot.
         """
         with self._lock:
             if slot is None:
@@ -84,17 +84,17 @@ class Breaker:
 log = logging.getLogger(__name__)
 
 MAX_EXCLUDED = 256
-"""Shape buckets that may be left out of a guard."""
+"""Shape buckets that may be excluded from a guard."""
 _PROCESS = "process-breaker"
 
 
 class Supervision:
-    """Watches over the orders of a process.
+    """Supervises the orders of a process.
 
     Parameters
     ----------
     slots
-        Returns the slots there are.
+        Returns the current slots.
     clock
         Monotonic seconds.
     """
@@ -110,15 +110,15 @@ class Supervision:
 
     @property
     def unasked_s(self) -> float:
-        """Seconds since the daemon asked after its orders."""
+        """Seconds since the daemon's last request for its orders."""
         return max(0.0, self._clock() - self._heard_s)
 
     def heard(self) -> None:
-        """Note that the daemon asked after its orders: the lease is renewed."""
+        """Record a request of the daemon for its orders: the lease is renewed."""
         self._heard_s = self._clock()
 
     def admit(self, order: Order) -> None:
-        """Let an order pass, or not.
+        """Check an order against the circuit breaker.
 
         Raises
         ------
@@ -131,49 +131,49 @@ class Supervision:
         if reason is not None:
             raise Refused(
                 "breaker-open",
-                detail=f"{order.definition}: {order.artifact} was taken back here ({reason}); "
-                "the order to arm the breaker again lets it in",
+                detail=f"{order.definition}: {order.artifact} tripped here ({reason}); "
+                "arm the breaker to admit it again",
             )
 
     def tripped(self, swapped: Swapped, reason: str) -> None:
-        """Open the breaker of an order that went back by itself; every slot's, if it is too many.
+        """Open the breaker of an order that tripped; with too many of them, that of every slot.
 
-        An orphan did no harm: its artifact may come again.
+        An orphan did no harm: its artifact may be ordered again.
         """
         if reason in ("orphaned", _PROCESS) or swapped.artifact is None:
             return
         if self.breaker.open(swapped.order.definition, swapped.artifact, reason=reason):
-            log.error("every slot goes back to its original: %s", self.breaker.process)
+            log.error("every slot rolls back to its original: %s", self.breaker.process)
             for slot, order in self._in_force():
                 if order.artifact is not None and order is not swapped:
                     slot.replace(order, state=f"tripped:{_PROCESS}")
 
     def tend(self) -> None:
-        """Look after canaries whose daemon has gone; called by the control thread when idle."""
+        """Handle canaries whose daemon sends no requests; called by the control thread when idle."""
         silent_s = self.unasked_s
         for _, swapped in self._in_force():
             order = swapped.order
             unfinished = order.lease_s > 0.0 and swapped.live.share < BLOCK
             orphaned = unfinished and silent_s > order.lease_s
             if orphaned and not swapped.orphaned:
-                log.warning("%s: nobody asked for %.0f s", order.definition, silent_s)
+                log.warning("%s: no daemon request for %.0f s", order.definition, silent_s)
             swapped.orphaned = orphaned
             if orphaned and order.orphan == "rollback":
-                swapped.trip("orphaned", f"nobody asked for {silent_s:.0f} s")
+                swapped.trip("orphaned", f"no daemon request for {silent_s:.0f} s")
 
     def ramp(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Change the fraction of launches that run the variant of the order in force.
+        """Change the fraction of launches that run the variant of the active order.
 
         Raises
         ------
         Refused
-            ``order-invalid`` or ``bad-request``; ``stale-epoch`` if another order is in force.
+            ``order-invalid`` or ``bad-request``; ``stale-epoch`` if another order is active.
         """
         self.heard()
         fraction = parse_fraction(request.get("fraction"))
         rows = request.get("excluded") or []
         if not isinstance(rows, (list, tuple)) or len(rows) > MAX_EXCLUDED:
-            raise Refused("bad-request", detail=f"'excluded' is no list of up to {MAX_EXCLUDED}")
+            raise Refused("bad-request", detail=f"'excluded' is not a list of up to {MAX_EXCLUDED}")
         excluded = [parse_bucket(row) for row in rows]
         epoch, definition = request.get("epoch"), request.get("definition")
         for slot, swapped in self._in_force():
@@ -181,15 +181,15 @@ class Supervision:
                 continue
             named = request.get("artifact", swapped.artifact)
             if swapped.epoch != epoch or swapped.artifact is None or named != swapped.artifact:
-                raise Refused("stale-epoch", detail=f"epoch {swapped.epoch} is in force")
+                raise Refused("stale-epoch", detail=f"epoch {swapped.epoch} is active")
             start_ns = time.perf_counter_ns()
             with self._lock:
                 swapped.ramp(fraction, excluded=excluded)
             return {"flip_ns": time.perf_counter_ns() - start_ns, "fraction": swapped.live.fraction}
-        raise Refused("stale-epoch", detail=f"no order of {definition!r:.150} is in force")
+        raise Refused("stale-epoch", detail=f"no order of {definition!r:.150} is active")
 
     def rearm(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Close the breaker of a slot, or with null that of the process and of all its slots.
+        """Close the breaker of a slot; with null, that of the process and of all its slots.
 
         Raises
         ------
@@ -198,7 +198,7 @@ class Supervision:
         """
         definition = request.get("definition")
         if definition is not None and not isinstance(definition, str):
-            raise Refused("bad-request", detail="'definition' is neither a slot nor null")
+            raise Refused("bad-request", detail="'definition' must be a slot or null")
         return {"was_open": self.breaker.arm(definition), "process": self.breaker.process}
 
     def _in_force(self) -> list[tuple[Slot, Swapped]]:

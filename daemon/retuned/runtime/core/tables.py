@@ -1,8 +1,8 @@
 """Tables: what a slot's launches call under one epoch, by the lengths of their variable axes.
 
-The meaning of a table never changes. The guard is evaluated once per key, when the key is first
-seen under a table; only the keys launched most are routed beforehand, so that a flip takes
-microseconds however many keys there were.
+The meaning of a table never changes. The guard is evaluated once per key, at its first launch under
+a table. Only the most launched keys are routed in advance, so that a flip takes microseconds
+whatever the number of keys.
 """
 
 from __future__ import annotations
@@ -16,31 +16,34 @@ if TYPE_CHECKING:
     from retuned.runtime.core.slots import Slot
 
 MAX_KEYS = 4096
-"""Keys counted one by one per slot; later ones are counted together."""
+"""Keys counted separately per slot; further ones are counted together."""
 MAX_ROUTES = 2 * MAX_KEYS
-"""Routes kept per table; a server that shows more keys than this starts over. Without a place for
-keys beyond those counted, each of their launches would be routed anew."""
+"""Routes kept per table; beyond it the table is cleared.
+
+It exceeds `MAX_KEYS`, so that launches of keys that are not counted separately are not routed every
+time.
+"""
 
 Run = Callable[..., Any]
 Route = tuple[list[int], Run]
 
 
 class InForce(Protocol):
-    """An order carried out: knows its variant, keeps its statistics."""
+    """An executed order: has its variant and its statistics."""
 
     mark: str
-    """Names the order among all of this process, also of other slots: what graphs count by."""
+    """Identifies the order among all slots of this process; graphs count launches by it."""
     artifact: str | None
     epoch: int
     bounds: tuple[tuple[int, int, int], ...]
 
     def route(self, key: Key) -> Run:
-        """Return what a launch of these lengths calls; only asked for keys within the bounds."""
+        """Return what a launch of these lengths calls; only called for keys within the bounds."""
         ...
 
 
 class Reservoir(Protocol):
-    """Takes samples of what launches are given; `captures` has it."""
+    """Takes samples of the inputs of launches; implemented in `captured.reservoir`."""
 
     def wrap(self, key: Key, run: Run) -> Run:
         """Return what a launch of these lengths calls in place of `run`."""
@@ -48,7 +51,7 @@ class Reservoir(Protocol):
 
 
 class Recorder(Protocol):
-    """Notes launches that are recorded into a graph; `graphs.slot_target` has it."""
+    """Records launches that are captured into a graph; implemented in `graphs.slot_target`."""
 
     def wrap(self, key: Key, run: Run) -> Run:
         """Return what a launch of these lengths calls in place of `run`."""
@@ -56,7 +59,7 @@ class Recorder(Protocol):
 
 
 class Table(dict[Any, Route]):
-    """Key to (launch counter, what to call) under one epoch; fills itself as keys are seen."""
+    """Maps a key to (launch counter, function to call) under one epoch; filled as keys occur."""
 
     __slots__ = ("_slot", "in_force", "repeats", "state")
 
@@ -68,10 +71,10 @@ class Table(dict[Any, Route]):
         self.state = state
         """``original``, ``swapped``, ``bypassed``, or ``tripped:`` and a reason."""
         self.repeats: dict[Any, Any] = {}
-        """What whoever leads launches here remembers of them; gone with the table."""
+        """Cache of the code that dispatches launches here; discarded with the table."""
 
     def __missing__(self, raw: Any) -> Route:  # noqa: ANN401 - an int or a tuple of them
-        """First sight of a key: evaluate the guard, remember the answer."""
+        """Handle the first launch of a key: evaluate the guard, store the result."""
         slot = self._slot
         run = slot.original
         order = self.in_force
@@ -90,7 +93,7 @@ class Table(dict[Any, Route]):
 
 
 class Untouched(Table):
-    """The first table of a forked child: tells that a launch came, each time a key is new."""
+    """The first table of a forked child: calls `tell` at each launch of a new key."""
 
     __slots__ = ("_tell",)
 
@@ -99,6 +102,5 @@ class Untouched(Table):
         self._tell = tell
 
     def __missing__(self, raw: Any) -> Route:  # noqa: ANN401 - an int or a tuple of them
-        """Tell, then do what every table does."""
         self._tell()
         return super().__missing__(raw)

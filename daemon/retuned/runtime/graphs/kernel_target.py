@@ -173,7 +173,7 @@ def _ready(variant: KernelVariant, plan: Plan, call: LaunchCall, key: Key) -> tu
     if not fits:
         raise Refused("other-arguments", detail="the launch is not what the definition says")
     if isinstance(grid, Ineligible):
-        raise Refused(grid.reason, detail="the variant's grid is none")
+        raise Refused(grid.reason, detail="the variant's grid is invalid")
     return ready.compiled, grid
 
 

@@ -233,7 +233,7 @@ def _triton_arguments(
             arguments.append(at.to_bytes(_POINTER_BYTES, "little"))
         else:
             length = template[place]
-            assert isinstance(length, int), "run-time parameters that are no tensors are axes"
+            assert isinstance(length, int), "run-time parameters that are not tensors are axes"
             arguments.append(length.to_bytes(4, "little"))
     return arguments
 

@@ -89,7 +89,7 @@ class Interceptor:
     def _shorten(self, cls: type, stock: Stock, run: Any) -> None:  # noqa: ANN401 - ours
         self._short = shortcut(cls, stock=stock, run=run, through=run.__through__)
         if self._short is not None:
-            setattr(cls, "__getitem__", self._short)  # noqa: B010 - to mypy a class is no dict
+            setattr(cls, "__getitem__", self._short)  # noqa: B010 - to mypy a class is not a dict
 
     def uninstall(self) -> None:
         """Put everything back; launches that are under way end as they began. Idempotent."""

@@ -55,7 +55,7 @@ def bind_live(
     by_name = {each.name: each for each in kernel.parameters}
     for name in constants:
         if name not in by_name or not by_name[name].constexpr:
-            raise mismatch(f"'{name}' is no constexpr of the kernel")
+            raise mismatch(f"'{name}' is not a constexpr of the kernel")
     arguments: Arguments = [
         (True, constants[each.name]) if each.name in constants else (False, place)
         for place, each in enumerate(kernel.parameters)

@@ -88,12 +88,12 @@ def parse_rule(body: object) -> LaunchRule:
         ``artifact-invalid``, naming the field.
     """
     if not isinstance(body, Mapping) or not set(body) <= _FIELDS:
-        raise _invalid("intercept", f"is no object of {sorted(_FIELDS)}")
+        raise _invalid("intercept", f"is not an object of {sorted(_FIELDS)}")
     kernel, digest, code = (body.get(name) for name in ("kernel", "source_digest", "code"))
     if not isinstance(kernel, str) or not _KERNEL.match(kernel):
-        raise _invalid("kernel", "is no identity")
+        raise _invalid("kernel", "is not a kernel identity")
     if not isinstance(digest, str) or not _DIGEST.match(digest):
-        raise _invalid("source_digest", "is no sha256 digest")
+        raise _invalid("source_digest", "is not a sha256 digest")
     if code not in ("live", "artifact"):
         raise _invalid("code", "is neither live nor artifact")
     if body.get("grid", "kept") != "kept":
@@ -188,19 +188,19 @@ class Known(dict[str, int]):
                 return _length(getattr(value, "value", value) if each.constexpr else value)
             if each.name == wanted and name != wanted and is_pointer(value):
                 return _length(value.numel())
-        raise ValueError(f"'{name}' is no number of this launch")
+        raise ValueError(f"'{name}' is not a number of this launch")
 
 
 def _length(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError("a length is no whole number")
+        raise ValueError("a length is not a whole number")
     return value
 
 
 def _names(body: Mapping[str, Any], field: str, fits: Callable[[Any], bool]) -> dict[str, Any]:
     value = body.get(field, {})
     if not isinstance(value, Mapping) or len(value) > _MAX_ENTRIES:
-        raise _invalid(field, f"is no object of at most {_MAX_ENTRIES} entries")
+        raise _invalid(field, f"is not an object of at most {_MAX_ENTRIES} entries")
     for name, each in value.items():
         if not isinstance(name, str) or not _NAME.match(name) or not fits(each):
             raise _invalid(field, f"holds {str(name)[:80]!r}, which is not as it must be")

@@ -89,7 +89,7 @@ def launch_shape(
     if x * y * z > MAX_THREADS or z > _MAX_DEPTH:
         raise _refused(f"blocks of {x} x {y} x {z} threads are larger than {MAX_THREADS}")
     if x * y * z % WHOLE_WARPS:
-        raise _refused(f"blocks of {x} x {y} x {z} threads are no whole warps of {WHOLE_WARPS}")
+        raise _refused(f"blocks of {x} x {y} x {z} threads are not whole warps of {WHOLE_WARPS}")
     numbers = {name: value for name, value in params.items() if type(value) is int}
     clash = sorted(numbers.keys() & set(axes))
     if clash:
@@ -108,7 +108,7 @@ def _number(
 ) -> int:
     value = params.get(name, default)
     if type(value) is not int or not least <= value <= most:
-        raise _refused(f"{name}={str(value)[:40]} is no whole number from {least} to {most}")
+        raise _refused(f"{name}={str(value)[:40]} is not a whole number from {least} to {most}")
     return value
 
 

@@ -251,7 +251,7 @@ def parse_workspaces(
         ``scratch-invalid``, naming the piece.
     """
     if not isinstance(declared, (list, tuple)) or len(declared) > MAX_WORKSPACES:
-        raise _invalid(f"is no list of at most {MAX_WORKSPACES} pieces")
+        raise _invalid(f"is not a list of at most {MAX_WORKSPACES} pieces")
     integers = {name: value for name, value in params.items() if type(value) is int}
     return tuple(_workspace(each, integers, {*integers, *axes}) for each in declared)
 
@@ -277,7 +277,7 @@ def _workspace(body: object, integers: Mapping[str, int], known: Collection[str]
     name, dtype, shape = body["name"], body["dtype"], body["shape"]
     zeroed = body.get("zeroed", False)
     if not isinstance(name, str) or not _SYMBOL.match(name):
-        raise _invalid(f"{name!r:.80} is no plain name")
+        raise _invalid(f"{name!r:.80} is not a plain name")
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise _invalid(f"'{name}' has the element type {dtype!r:.40}")
     if not isinstance(zeroed, bool):

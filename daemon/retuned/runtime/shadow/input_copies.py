@@ -140,7 +140,7 @@ def budget_of(environment: Mapping[str, str]) -> int:
     if said.isascii() and said.isdecimal() and len(said) < 20 and int(said) <= _MOST_BYTES:
         return int(said)
     if said:
-        log.warning("RETUNED_SHADOW_BYTES is no number of bytes up to 2^40: %.40r", said)
+        log.warning("RETUNED_SHADOW_BYTES is not a number of bytes up to 2^40: %.40r", said)
     return COPY_BYTES
 
 

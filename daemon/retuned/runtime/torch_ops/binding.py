@@ -144,7 +144,7 @@ class Binding:
         for axis, argument in self.sized:
             length = values.get(argument)
             if not isinstance(length, int) or isinstance(length, bool) or length < 1:
-                raise Refused("value-differs", detail=f"{argument} is no length: {length!r:.60}")
+                raise Refused("value-differs", detail=f"{argument} is not a length: {length!r:.60}")
             found[axis] = length
         tensors: tuple[InputBinding | OutputBinding, ...] = (*self.inputs, *self.outputs)
         for tensor in tensors:
@@ -172,7 +172,7 @@ def _learn(
     """Add the lengths that a tensor shows; those known already must be the same."""
     shape = shapes.get(tensor.argument)
     if shape is None:
-        raise Refused("shape-differs", detail=f"{tensor.argument} is no tensor")
+        raise Refused("shape-differs", detail=f"{tensor.argument} is not a tensor")
     for axis, length in zip(tensor.shape, seen(tensor, shape, found), strict=True):
         if found.setdefault(axis, length) != length:
             detail = f"{axis} is {found[axis]} and, by {tensor.argument}, {length}"

@@ -100,7 +100,7 @@ def check(operator: Any, key: str) -> int:  # noqa: ANN401 - torch._ops.OpOverlo
     """
     torch, name = loaded_torch(), operator._schema.name
     if key not in KEYS:
-        raise Refused("key-missing", detail=f"{key} is none of {KEYS}")
+        raise Refused("key-missing", detail=f"{key} is not one of {KEYS}")
     if not hasattr(torch.library, "get_kernel"):
         raise Refused(
             "original-unreachable",

@@ -231,7 +231,7 @@ class BoundOperator:
         arguments = self._arguments
         dtype = arguments.dtype_of(args)
         if dtype not in FORMS:
-            raise Refused("dtype-differs", detail=f"{dtype} is none of {sorted(FORMS)}")
+            raise Refused("dtype-differs", detail=f"{dtype} is not one of {sorted(FORMS)}")
         lengths = self.binding.lengths(*arguments.read(args))
         definition = self.binding.definition(lengths, dtype=dtype)
         slot = self.slots.get(definition["name"])

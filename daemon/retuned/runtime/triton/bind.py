@@ -103,7 +103,7 @@ class Binding:
         for place, index in self.axes:
             if not 0 <= lengths[index] <= _MAX_INT32:
                 name = self.parameters[place].name
-                raise Refused("lengths-too-large", detail=f"{name} = {lengths[index]} is no int32")
+                raise Refused("lengths-too-large", detail=f"{name} = {lengths[index]} is not int32")
             args[place] = lengths[index]
         return args, self.tensors
 
@@ -185,7 +185,7 @@ def _check_names(
 
 def _option(name: str, value: int | str) -> int:
     if type(value) is not int or value not in LAUNCH_OPTIONS[name]:
-        raise _refused(f"{name} = {value!r:.40} is none of {LAUNCH_OPTIONS[name]}")
+        raise _refused(f"{name} = {value!r:.40} is not one of {LAUNCH_OPTIONS[name]}")
     return value
 
 
@@ -203,9 +203,7 @@ def _scratch(parameter: Parameter, place: int, scratch_bytes: int) -> int:
 
 def _constant(parameter: Parameter, given: Mapping[str, int | str]) -> int | str:
     if parameter.name not in given:
-        raise _refused(
-            f"the entry's parameter '{parameter.name}' is no tensor, axis or param of the variant"
-        )
+        raise _refused(f"the entry's parameter '{parameter.name}' is not a tensor, axis or param")
     if not parameter.constexpr:
         raise _refused(f"the param '{parameter.name}' is not annotated tl.constexpr")
     value = given[parameter.name]

@@ -178,7 +178,7 @@ class DeviceCheck:
         if not isinstance(node, _EXPRESSIONS):
             raise _refused_in_device(node.lineno, f"uses {type(node).__name__} in device code")
         if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
-            raise _refused_in_device(node.lineno, "assigns to something that is no plain name")
+            raise _refused_in_device(node.lineno, "assigns to something that is not a plain name")
         if isinstance(node, ast.Attribute):
             self._attribute(node)
             return
@@ -239,7 +239,7 @@ class DeviceCheck:
             if callee.id not in self._functions and callee.id not in BUILTINS:
                 raise _refused_in_device(node.lineno, f"calls '{callee.id}', which is not allowed")
         elif not isinstance(callee, ast.Attribute):
-            raise _refused_in_device(node.lineno, "calls something that is no plain name")
+            raise _refused_in_device(node.lineno, "calls something that is not a plain name")
         for keyword in node.keywords:
             if keyword.arg is None or keyword.arg.startswith("_"):
                 raise _refused_in_device(node.lineno, "passes arguments by ** or a private name")
@@ -321,7 +321,7 @@ def check_source(text: str, *, entry: str) -> KernelSignature:
     try:
         functions = _check_module(ast.parse(text))
     except (SyntaxError, ValueError) as error:
-        raise _refused(getattr(error, "lineno", None), f"is no Python: {error}"[:200]) from error
+        raise _refused(getattr(error, "lineno", None), f"is not Python: {error}"[:200]) from error
     except (MemoryError, RecursionError) as error:
         raise _refused(None, "is nested too deeply") from error
     lines = text.split("\n")
@@ -349,7 +349,7 @@ def _check_text(text: str) -> None:
             if token.type not in (tokenize.COMMENT, tokenize.STRING) and not token.string.isascii():
                 raise _refused(token.start[0], "holds a name that is not ASCII")
     except (tokenize.TokenError, SyntaxError, RecursionError, MemoryError) as error:
-        raise _refused(None, f"is no Python: {error}"[:200]) from error
+        raise _refused(None, f"is not Python: {error}"[:200]) from error
 
 
 def _check_module(tree: ast.Module) -> dict[str, ast.FunctionDef]:
@@ -393,7 +393,7 @@ def _import(node: ast.Import | ast.ImportFrom) -> str:
 def _constant(node: ast.Assign, imported: set[str]) -> str:
     target = node.targets[0]
     if len(node.targets) != 1 or not isinstance(target, ast.Name):
-        raise _refused(node.lineno, "assigns to something that is no plain name")
+        raise _refused(node.lineno, "assigns to something that is not a plain name")
     value = node.value
     if (
         isinstance(value, ast.Call)
@@ -404,7 +404,7 @@ def _constant(node: ast.Assign, imported: set[str]) -> str:
     ):
         value = value.args[0]
     if not is_literal(value):
-        raise _refused(node.lineno, f"gives '{target.id}' a value that is no literal")
+        raise _refused(node.lineno, f"gives '{target.id}' a value that is not a literal")
     return target.id
 
 
@@ -440,7 +440,7 @@ def _check_header(node: ast.FunctionDef, imported: set[str]) -> None:
             )
     for default in arguments.defaults:
         if not is_literal(default):
-            raise _refused(default.lineno, "has a default that is no literal")
+            raise _refused(default.lineno, "has a default that is not a literal")
 
 
 def _check_lines(node: ast.FunctionDef, lines: list[str]) -> None:

@@ -159,7 +159,7 @@ def _step(body: object) -> _Step:
     if not isinstance(entry, str) or not isinstance(grid, (list, tuple)):
         raise _violated("a step's entry is a name and its grid a list")
     if not isinstance(own, Mapping) or not all(isinstance(name, str) for name in own):
-        raise _violated(f"the params of step '{entry[:80]}' are no object")
+        raise _violated(f"the params of step '{entry[:80]}' are not an object")
     if not all(type(value) in (int, str) for value in own.values()):
         raise _violated(f"params of step '{entry[:80]}' are whole numbers or text")
     return _Step(entry=entry, grid=tuple(grid), own=dict(own))

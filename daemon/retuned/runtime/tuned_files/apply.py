@@ -62,7 +62,7 @@ def prepare(order: TunedOrder) -> Prepared:
         expected = kept_before(server.target, listed[-1])
         data = expected if expected is not None else _bytes_of(server.fallback, server.target)
         if digest_of(data) != order.before:
-            detail = f"{server.target} was made from a file that is no more; roll it back first"
+            detail = f"{server.target} was made from a file that is gone; roll it back first"
             raise Refused("file-differs", detail=detail)
     return Prepared(order, server, plan(server.target.name, data, order.change), expected)
 

@@ -90,19 +90,19 @@ def parse_change(body: object) -> Change:
         ``change-invalid``, naming the field.
     """
     if not isinstance(body, Mapping):
-        raise _bad("the change is no object")
+        raise _bad("the change is not an object")
     kind = body.get("format")
     if kind not in FORMATS:
-        raise _bad(f"'format' is none of {list(FORMATS)}")
+        raise _bad(f"'format' is not one of {list(FORMATS)}")
     rows = body.get("rows")
     if not isinstance(rows, (list, tuple)) or not 0 < len(rows) <= MAX_NEW_ROWS:
-        raise _bad(f"'rows' is no list of 1 to {MAX_NEW_ROWS}")
+        raise _bad(f"'rows' is not a list of 1 to {MAX_NEW_ROWS}")
     lookup = body.get("lookup", {})
     if not isinstance(lookup, Mapping) or len(lookup) > 32:
-        raise _bad("'lookup' is no object of at most 32 entries")
+        raise _bad("'lookup' is not an object of at most 32 entries")
     rule = body.get("rule", "")
     if rule not in ("", *GEMM_RULES, *MOE_RULES):
-        raise _bad(f"'rule' is none of {[*GEMM_RULES, *MOE_RULES]}")
+        raise _bad(f"'rule' is not one of {[*GEMM_RULES, *MOE_RULES]}")
     return Change(
         format=str(kind),
         guard=() if kind == TUNABLE_OP else _guard(body.get("guard")),
@@ -280,7 +280,7 @@ def _cells(row: object) -> Mapping[str, str]:
 
 def _guard(value: object) -> Guard:
     if not isinstance(value, (list, tuple)) or not 0 < len(value) <= _MAX_RANGES:
-        raise _bad(f"'guard' is no list of 1 to {_MAX_RANGES} ranges")
+        raise _bad(f"'guard' is not a list of 1 to {_MAX_RANGES} ranges")
     found: list[tuple[int, int]] = []
     for ends in value:
         low, high = _range("guard", ends)
@@ -295,13 +295,13 @@ def _range(field_name: str, ends: object) -> tuple[int, int]:
         raise _bad(f"'{field_name}' needs pairs of lowest and highest")
     low, high = ends[0], MAX_M if ends[1] is None else ends[1]
     if type(low) is not int or type(high) is not int or not 1 <= low <= high <= MAX_M:
-        raise _bad(f"'{field_name}' has {ends!r:.80}, which is no range of batch sizes")
+        raise _bad(f"'{field_name}' has {ends!r:.80}, which is not a range of batch sizes")
     return low, high
 
 
 def _defaults(value: object) -> tuple[Run, ...]:
     if not isinstance(value, (list, tuple)) or len(value) > _MAX_DEFAULTS:
-        raise _bad(f"'defaults' is no list of at most {_MAX_DEFAULTS}")
+        raise _bad(f"'defaults' is not a list of at most {_MAX_DEFAULTS}")
     found = []
     for each in value:
         if not isinstance(each, (list, tuple)) or len(each) != 3:

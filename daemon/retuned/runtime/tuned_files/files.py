@@ -69,7 +69,7 @@ def read_file(path: Path, *, limit: int = MAX_FILE_BYTES) -> bytes | None:
         raise Refused("file-unreadable", detail=f"{path}: {error}") from error
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise Refused("file-not-regular", detail=f"{path} is no regular file")
+        raise Refused("file-not-regular", detail=f"{path} is not a regular file")
     with os.fdopen(fd, "rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:

@@ -42,7 +42,7 @@ def look(request: Mapping[str, Any]) -> dict[str, Any]:
     """
     kind, lookup = request.get("format"), request.get("lookup")
     if kind not in FORMATS or not isinstance(lookup, Mapping) or len(lookup) > 32:
-        raise Refused("bad-request", detail=f"'format' is none of {list(FORMATS)}, or no 'lookup'")
+        raise Refused("bad-request", detail=f"no 'lookup', or 'format' is not in {list(FORMATS)}")
     if kind not in (MOE_VLLM, MOE_SGLANG):
         return _look_at_table(str(kind), lookup)
     server = find(Change(format=str(kind), rows=(), lookup=dict(lookup)))

@@ -86,7 +86,7 @@ def read_moe(name: str, data: bytes, *, version_key: bool) -> MoeFile:
         seen.add(member.key)
         if member.key == VERSION_KEY and version_key:
             if not isinstance(member.value, str):
-                raise invalid(name, f"key {VERSION_KEY!r}", "is no text")
+                raise invalid(name, f"key {VERSION_KEY!r}", "is not text")
             version = member.value
             continue
         rows.append((_batch(name, member.key), _config(name, member.key, member.value)))
@@ -190,7 +190,7 @@ def _members(name: str, text: str) -> tuple[str, tuple[_Member, ...], str]:
             key, end = decoder.raw_decode(text, key_at)
             colon = _skip(text, end)
             if not isinstance(key, str) or text[colon : colon + 1] != ":":
-                raise invalid(name, f"byte {key_at}", "is no key with a colon after it")
+                raise invalid(name, f"byte {key_at}", "is not a key with a colon after it")
             value, end = decoder.raw_decode(text, _skip(text, colon + 1))
             members.append(_Member(key, value, text[at:key_at], text[key_at:end]))
             if len(members) > MAX_ROWS:
@@ -206,7 +206,9 @@ def _members(name: str, text: str) -> tuple[str, tuple[_Member, ...], str]:
                 break
             raise invalid(name, f"byte {after}", "is neither a comma nor the end; cut off?")
     except (ValueError, RecursionError) as error:
-        raise invalid(name, f"byte {getattr(error, 'pos', at)}", f"is no JSON ({error})") from error
+        raise invalid(
+            name, f"byte {getattr(error, 'pos', at)}", f"is not JSON ({error})"
+        ) from error
     tail = text[at:]
     close = tail.index("}") + 1
     if tail[close:].strip(" \t\r\n"):
@@ -227,7 +229,7 @@ def _once(name: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse(name: str, word: str) -> Any:  # noqa: ANN401 - never returns
-    raise invalid(name, "a row", f"has {word}, which is no number of JSON")
+    raise invalid(name, "a row", f"has {word}, which is not a JSON number")
 
 
 def _whole(name: str, digits: str) -> int:
@@ -238,24 +240,24 @@ def _whole(name: str, digits: str) -> int:
 
 def _batch(name: str, key: str) -> int:
     if not _M.match(key) or int(key) > MAX_M:
-        raise invalid(name, f"key {key!r:.80}", f"is no batch size from 1 to {MAX_M}")
+        raise invalid(name, f"key {key!r:.80}", f"is not a batch size from 1 to {MAX_M}")
     return int(key)
 
 
 def _config(name: str, key: str, value: object) -> Config:
     place = f"row {key:.40}"
     if not isinstance(value, Mapping) or not 0 < len(value) <= MAX_PARAMETERS:
-        raise invalid(name, place, f"is no object of 1 to {MAX_PARAMETERS} parameters")
+        raise invalid(name, place, f"is not an object of 1 to {MAX_PARAMETERS} parameters")
     for parameter, choice in value.items():
         if not isinstance(parameter, str) or not _PARAMETER.match(parameter):
-            raise invalid(name, place, f"{parameter!r:.80} is no name of a parameter")
+            raise invalid(name, place, f"{parameter!r:.80} is not a name of a parameter")
         if isinstance(choice, bool):
             continue
         if isinstance(choice, int) and 0 <= choice < _MAX_NUMBER:
             continue
         if isinstance(choice, str) and _WORD.match(choice):
             continue
-        problem = f"{parameter} is no whole number below {_MAX_NUMBER}, no word, true or false"
+        problem = f"{parameter} is not a whole number below {_MAX_NUMBER}, a word, true or false"
         raise invalid(name, place, problem)
     return dict(value)
 

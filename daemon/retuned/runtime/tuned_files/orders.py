@@ -67,23 +67,23 @@ def parse_tuned_order(request: Mapping[str, Any], *, trust: Trust) -> TunedOrder
     """
     body = request.get("order")
     if not isinstance(body, Mapping):
-        raise _invalid("order", "is no object")
+        raise _invalid("order", "is not an object")
     kind = body.get("kind")
     if kind not in ("swap", "rollback"):
         raise _invalid("kind", "is neither swap nor rollback")
     text = body.get("change")
     if not isinstance(text, str) or not 0 < len(text) <= MAX_CHANGE_BYTES:
-        raise _invalid("change", f"is no text of at most {MAX_CHANGE_BYTES} characters")
+        raise _invalid("change", f"is not text of at most {MAX_CHANGE_BYTES} characters")
     definition, target = _text(body, "definition"), _text(body, "target", empty=True)
     if kind == "swap":
         _check(request, text, trust=trust, definition=definition, target=target)
     parsed = _parsed(text)
     before = parsed.get("before", "")
     if before is not None and not (isinstance(before, str) and _DIGEST.match(before)):
-        raise _invalid("before", "is no sha256 digest, and not null for no file")
+        raise _invalid("before", "is neither a sha256 digest nor null")
     epoch = body.get("epoch")
     if type(epoch) is not int or not 1 <= epoch <= _MAX_EPOCH:
-        raise _invalid("epoch", f"is no whole number from 1 to {_MAX_EPOCH}")
+        raise _invalid("epoch", f"is not a whole number from 1 to {_MAX_EPOCH}")
     return TunedOrder(
         id=_text(body, "id"),
         kind=str(kind),
@@ -104,7 +104,7 @@ def parse_tuned_order(request: Mapping[str, Any], *, trust: Trust) -> TunedOrder
 def _older(body: Mapping[str, Any]) -> tuple[str, ...]:
     listed = body.get("older", [])
     if not isinstance(listed, list) or len(listed) > _MAX_OLDER:
-        raise _invalid("older", f"is no list of at most {_MAX_OLDER} orders")
+        raise _invalid("older", f"is not a list of at most {_MAX_OLDER} orders")
     return tuple(_text({"older": each}, "older") for each in listed)
 
 
@@ -113,7 +113,7 @@ def _check(
 ) -> None:
     signature = request.get("signature")
     if signature is not None and not isinstance(signature, str):
-        raise _invalid("signature", "is no text")
+        raise _invalid("signature", "is not text")
     data = text.encode("utf-8", "surrogatepass")
     digest = "sha256:" + hashlib.sha256(data).hexdigest()
     said = request.get("digest")
@@ -132,13 +132,13 @@ def _parsed(text: str) -> dict[str, Any]:
     try:
         return json_object(text)
     except ValueError as error:
-        raise _invalid("change", f"is no JSON of ours: {error}"[:200]) from error
+        raise _invalid("change", f"is not JSON of an order: {error}"[:200]) from error
 
 
 def _text(body: Mapping[str, Any], field: str, *, empty: bool = False) -> str:
     value = body.get(field, "" if empty else None)
     if not isinstance(value, str) or len(value) > 256 or not (value or empty):
-        raise _invalid(field, "is no text of 1 to 256 characters")
+        raise _invalid(field, "is not text of 1 to 256 characters")
     return value
 
 

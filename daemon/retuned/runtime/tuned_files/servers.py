@@ -296,14 +296,14 @@ def _package_folder(module: Any) -> Path:  # noqa: ANN401 - a stranger's
 
 def _plain(name: object) -> str:
     if not isinstance(name, str) or not name or "/" in name or "\0" in name or name[0] == ".":
-        raise Refused("server-unknown", detail=f"{name!r:.100} is no name of a file")
+        raise Refused("server-unknown", detail=f"{name!r:.100} is not a name of a file")
     return name
 
 
 def _dim(lookup: Mapping[str, Any], name: str) -> int:
     value = lookup.get(name)
     if type(value) is not int or not 0 < value < _MAX_DIM:
-        raise Refused("lookup-invalid", detail=f"'{name}' is no whole number above 0")
+        raise Refused("lookup-invalid", detail=f"'{name}' is not a whole number above 0")
     return value
 
 
@@ -311,7 +311,7 @@ def _dtype(lookup: Mapping[str, Any]) -> str | None:
     value = lookup.get("dtype")
     if value is None or (isinstance(value, str) and 0 < len(value) < 64 and value.isidentifier()):
         return value
-    raise Refused("lookup-invalid", detail="'dtype' is no name as the server's files have it")
+    raise Refused("lookup-invalid", detail="'dtype' is not a name that the server's files use")
 
 
 def _block(lookup: Mapping[str, Any]) -> list[int] | None:
@@ -320,4 +320,4 @@ def _block(lookup: Mapping[str, Any]) -> list[int] | None:
         return None
     if isinstance(value, (list, tuple)) and len(value) == 2 and all(type(x) is int for x in value):
         return list(value)
-    raise Refused("lookup-invalid", detail="'block_shape' is no pair of whole numbers")
+    raise Refused("lookup-invalid", detail="'block_shape' is not a pair of whole numbers")

@@ -38,7 +38,7 @@ def text_of(name: str, data: bytes) -> str:
     try:
         text = data.decode("ascii")
     except UnicodeDecodeError as error:
-        raise invalid(name, f"byte {error.start}", "is no ASCII character") from error
+        raise invalid(name, f"byte {error.start}", "is not an ASCII character") from error
     if "\0" in text:
         raise invalid(name, f"byte {text.index(chr(0))}", "is a zero")
     return text
@@ -65,12 +65,12 @@ def json_object(text: str | bytes) -> dict[str, Any]:
         return found
 
     def number(word: str) -> float:
-        raise ValueError(f"{word} is no number of JSON")
+        raise ValueError(f"{word} is not a JSON number")
 
     try:
         body = json.loads(text, object_pairs_hook=once, parse_constant=number)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     if not isinstance(body, dict):
-        raise ValueError("it is no object")
+        raise ValueError("it is not an object")
     return body

@@ -77,9 +77,9 @@ def read_table(name: str, data: bytes) -> Table:
         raise invalid(name, "the whole", f"has {len(lines)} lines, not 1 to {MAX_ROWS}")
     header = _cells(name, 1, lines[0])
     if len(set(header)) != len(header) or not 1 < len(header) <= MAX_COLUMNS:
-        raise invalid(name, "line 1", f"is no header of 2 to {MAX_COLUMNS} different columns")
+        raise invalid(name, "line 1", f"is not a header of 2 to {MAX_COLUMNS} different columns")
     if not all(_COLUMN.match(column) for column in header):
-        raise invalid(name, "line 1", "has something that is no name of a column")
+        raise invalid(name, "line 1", "has something that is not a name of a column")
     rows = []
     for number, line in enumerate(lines[1:], start=2):
         cells = _cells(name, number, line)
@@ -121,18 +121,18 @@ def new_row(table: Table, cells: Mapping[str, str]) -> Row:
     if set(cells) != set(table.header):
         missing = sorted(set(table.header) - set(cells))
         unknown = sorted(set(cells) - set(table.header))
-        raise _bad_row(f"{missing} are missing and {unknown} are no columns of {table.name}")
+        raise _bad_row(f"{missing} are missing and {unknown} are not columns of {table.name}")
     row = tuple(cells[column] for column in table.header)
     for index, cell in enumerate(row):
         column = table.header[index]
         if not isinstance(cell, str) or not _plain(cell):
-            raise _bad_row(f"{column} is no text without commas, quotes and line ends")
+            raise _bad_row(f"{column} is not text without commas, quotes and line ends")
         kinds = {kind_of(other[index]) for other in table.rows}
         if kinds and kind_of(cell) not in kinds:
             problem = f"{column} has {cell!r:.80}, where all rows have {sorted(kinds)}"
             raise _bad_row(problem + "; pandas would read the whole column as something else")
     if not _is_m(row[table.m]):
-        raise _bad_row(f"{table.header[table.m]} is no batch size from 1 to {MAX_M}")
+        raise _bad_row(f"{table.header[table.m]} is not a batch size from 1 to {MAX_M}")
     return row
 
 
@@ -179,7 +179,7 @@ def _check_rows(table: Table) -> None:
     seen: dict[tuple[str, ...], int] = {}
     for number, row in enumerate(table.rows, start=2):
         if not _is_m(row[table.m]):
-            raise invalid(table.name, f"line {number}", f"{row[table.m]!r:.40} is no batch size")
+            raise invalid(table.name, f"line {number}", f"{row[table.m]!r:.40} is not a batch size")
         key = (*table.shape_of(row), row[table.m])
         first = seen.setdefault(key, number)
         if first != number and row != table.rows[first - 2]:
@@ -247,7 +247,7 @@ def read_results(name: str, data: bytes) -> Results:
             raise invalid(name, place, "has a control character, or a cell that is too long")
         if cells[0] == _VALIDATOR:
             if rows or len(cells) < 3 or cells[1] in validators:
-                problem = "is no validator with a value, comes twice, or follows a result"
+                problem = "is not a validator with a value, is repeated, or follows a result"
                 raise invalid(name, place, problem)
             validators[cells[1]] = ",".join(cells[2:])
             continue
@@ -293,6 +293,6 @@ def _check_row(name: str, place: str, cells: Sequence[str]) -> None:
     if len(cells) < 3:
         raise invalid(name, place, f"has {len(cells)} cells, not operator, parameters, solution")
     if not all(_WORD.match(cell) for cell in cells[:3]):
-        raise invalid(name, place, "has an operator, parameters or a solution that is no word")
+        raise invalid(name, place, "has an operator, parameters or a solution that is not a word")
     if len(cells) > 3 and not _TIME.match(cells[3]):
-        raise invalid(name, place, f"{cells[3]!r:.40} is no time in milliseconds")
+        raise invalid(name, place, f"{cells[3]!r:.40} is not a time in milliseconds")
