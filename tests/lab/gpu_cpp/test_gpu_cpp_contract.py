@@ -200,7 +200,7 @@ def test_what_is_outside_the_contract_is_refused(text: str, says: str) -> None:
         ({"params": {}}, "BLOCK_X says how many threads"),
         ({"params": {"BLOCK_X": 2048}}, "BLOCK_X=2048"),
         ({"params": {"BLOCK_X": "many"}}, "BLOCK_X=many"),
-        ({"params": {"BLOCK_X": 100}}, "no whole warps"),
+        ({"params": {"BLOCK_X": 100}}, "not whole warps"),
         ({"params": {"BLOCK_X": 512, "BLOCK_Y": 4}}, "larger than 1024"),
         ({"params": {"BLOCK_X": 128, "SHARED_BYTES": -1}}, "SHARED_BYTES=-1"),
         ({"params": {"BLOCK_X": 128, "lower": 1}}, "not plain"),

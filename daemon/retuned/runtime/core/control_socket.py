@@ -457,7 +457,7 @@ def _refuses(path: Path) -> bool:
 
 
 def _listener(path: Path) -> int | None:
-    """Process that listens there, 0 for one of another container; None if there is none."""
+    """Return the process that listens there; 0 for one in another container, None without one."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(_WAIT_S)

@@ -1,4 +1,4 @@
-"""Slot registry: the slots of a process, the variants loaded for each, and the graphs that follow."""
+"""Slot registry: the slots of a process, their loaded variants, and the graphs that follow."""
 
 from __future__ import annotations
 

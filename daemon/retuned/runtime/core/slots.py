@@ -120,7 +120,10 @@ class Slot:
             self.on_change()
 
     def replace(self, expected: InForce | None, *, state: str) -> bool:
-        """Change the state of the active order; False if another one is active, or it has tripped."""
+        """Change the state of the active order.
+
+        False if another order is active, or it has tripped.
+        """
         with self._lock:
             table = self._table
             if table.in_force is not expected or table.state.startswith("tripped:"):

@@ -149,7 +149,7 @@ class Supervision:
                     slot.replace(order, state=f"tripped:{_PROCESS}")
 
     def tend(self) -> None:
-        """Handle canaries whose daemon sends no requests; called by the control thread when idle."""
+        """Handle canaries whose daemon sends no requests; called by the idle control thread."""
         silent_s = self.unasked_s
         for _, swapped in self._in_force():
             order = swapped.order

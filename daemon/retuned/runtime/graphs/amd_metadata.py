@@ -1,8 +1,8 @@
-"""How the arguments of a kernel lie, from the notes of an AMD code object.
+"""Metadata of an AMD code object: the layout of a kernel's arguments.
 
-HIP tells nobody how a function's arguments lie, but every code object says it itself: in a note
-named ``AMDGPU``, a map in MessagePack. Code objects here come from the server's own compiler or are
-verified artifacts; they are read as if they were not.
+HIP has no call that returns the layout of a function's arguments, but every code object contains
+it: in a note named ``AMDGPU``, a map in MessagePack. Code objects come from the server's own
+compiler or are verified artifacts; they are still parsed as untrusted input.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from retuned.runtime.graphs.structures import Layout, check_layout
 from retuned.runtime.schema import Refused
 
 _NOTE = 32
-"""Type of the note that holds the metadata."""
+"""Type of the note that contains the metadata."""
 _OWNER = b"AMDGPU\0"
 _SECTION_NOTES = 7
 _MAX_NOTE_BYTES = 16 << 20
@@ -24,7 +24,7 @@ _MAX_SECTIONS = 4096
 
 
 def object_layout(image: bytes, kernel: str) -> Layout:
-    """Return how the explicit arguments of a kernel lie.
+    """Return the layout of the explicit arguments of a kernel.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def object_layout(image: bytes, kernel: str) -> Layout:
     Raises
     ------
     Refused
-        ``layout-unknown`` if the object does not say.
+        ``layout-unknown`` if the object does not contain it.
     """
     try:
         for found in _metadata(image).get("amdhsa.kernels", ()):
@@ -55,7 +55,7 @@ def object_layout(image: bytes, kernel: str) -> Layout:
 def _metadata(image: bytes) -> dict[str, Any]:
     """Return the map in the note; ValueError if there is none."""
     if image[:6] != b"\x7fELF\x02\x01":
-        raise ValueError("no ELF file of 64 bits")
+        raise ValueError("not a 64-bit ELF file")
     (sections_at,) = struct.unpack_from("<Q", image, 40)
     entry_bytes, count = struct.unpack_from("<HH", image, 58)
     for number in range(min(count, _MAX_SECTIONS)):
@@ -84,15 +84,15 @@ def _note_of(section: bytes) -> bytes | None:
 
 
 class _Reader:
-    """As much of MessagePack as the notes use; bounded in depth and items."""
+    """The part of MessagePack that the notes use; bounded in depth and items."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
         self._items = 0
 
-    def value(self, depth: int) -> Any:  # noqa: ANN401 - whatever is there
-        """Read one value; ValueError for what is not understood."""
+    def value(self, depth: int) -> Any:  # noqa: ANN401 - any value
+        """Read one value; ValueError for unsupported types."""
         self._items += 1
         if depth > _MAX_DEPTH or self._items > _MAX_ITEMS:
             raise ValueError("too deep or too many values")

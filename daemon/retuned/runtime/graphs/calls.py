@@ -1,4 +1,4 @@
-"""The graph calls of both vendors' drivers behind one interface, and nothing that decides."""
+"""Calls of both vendors' drivers for graphs, behind one interface, without decisions."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from retuned.runtime.native.gpu_driver import DriverFailed, GpuDriver, Handle
 from retuned.runtime.schema import Refused
 
 KERNEL_NODE = 0
-"""Kind of a node that launches a kernel, the same number for both vendors."""
+"""Type of a node that launches a kernel, the same number for both vendors."""
 MAX_NODES = 100_000
-"""Nodes of one graph that are looked at."""
+"""Nodes of one graph that are examined."""
 MAX_NAME = 256
 """Characters kept of a kernel's name; the text is untrusted."""
 
 MAX_KNOWN = 16_384
-"""Kernels whose layout is remembered; the oldest give way."""
+"""Kernels whose layout is cached; the oldest are dropped first."""
 
 _INVALID_VALUE = 1
 _LOSSY = 402
-"""An edge carries more than an order, which the call used cannot say."""
+"""Error code: an edge has data that the used call cannot return."""
 _ACTIVE = 1
 _ATTRIBUTES = {2: "cooperative", 4: "cluster", 6: "programmatic"}
-"""Launch attributes that another kernel would have to share, by their number at both vendors."""
+"""Launch attributes that a replacement kernel would have to share, by number at both vendors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """Where a capture stands."""
+    """State of a capture."""
 
     capture: int
-    """Number of the capture, unlike that of any other in this process."""
+    """Number of the capture, unique in this process."""
     last: tuple[int, ...]
     """Nodes that the next one will wait for."""
 
@@ -55,7 +55,7 @@ class GraphCalls:
     Parameters
     ----------
     driver
-        Of the device; it knows when the context is broken.
+        Of the device; it detects a broken context.
 
     Raises
     ------
@@ -74,7 +74,7 @@ class GraphCalls:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Make the device current in this thread for a while; afterwards what was, is again."""
+        """Make the device current in this thread; the previous one is restored at the end."""
         before: Any
         if self.vendor == "nvidia":
             before = Handle()
@@ -89,7 +89,7 @@ class GraphCalls:
             back = "cuCtxSetCurrent" if self.vendor == "nvidia" else "hipSetDevice"
             self._call(back, before)
 
-    # --- what a graph is made of ------------------------------------------------------------------
+    # --- nodes of a graph -------------------------------------------------------------------------
 
     def nodes(self, graph: int) -> list[int]:
         """Return the handles of all nodes, in the driver's order.
@@ -117,7 +117,7 @@ class GraphCalls:
         return self._neighbours(f"{self._names.prefix}GraphNodeGetDependencies", node)
 
     def check_edges(self, node: int) -> None:
-        """Refuse a node that overlaps with its neighbours by an agreement between kernels.
+        """Refuse a node that overlaps with its neighbours by programmatic dependencies.
 
         Raises
         ------
@@ -130,13 +130,14 @@ class GraphCalls:
             self._neighbours(after, node)
 
     def is_kernel(self, node: int) -> bool:
-        """Whether a node launches a kernel."""
         kind = ctypes.c_int()
         self._call(f"{self._names.prefix}GraphNodeGetType", Handle(node), ctypes.byref(kind))
         return kind.value == KERNEL_NODE
 
     def raw_params(self, node: int) -> Any:  # noqa: ANN401 - a ctypes structure
-        """Return what the driver says of a kernel node; its pointers are the driver's.
+        """Return the driver's parameters of a kernel node.
+
+        The driver owns the memory of its pointers.
 
         Raises
         ------
@@ -148,7 +149,7 @@ class GraphCalls:
         return found
 
     def layout_at(self, node: int) -> Layout:
-        """Return how the arguments of a kernel node lie; raises as `layout`."""
+        """Return the layout of the arguments of a kernel node; raises as `layout`."""
         found = self.raw_params(node)
         return self.layout(found.func or 0, found.kern or 0 if self.vendor == "nvidia" else 0)
 
@@ -163,7 +164,10 @@ class GraphCalls:
         return unpack(self.raw_params(node), layout, vendor=self.vendor)
 
     def attribute_of(self, node: int) -> str:
-        """Return which attribute of a launch another kernel would have to share; else nothing."""
+        """Return the launch attribute that a replacement kernel would have to share.
+
+        Empty if none.
+        """
         call = f"{self._names.prefix}GraphKernelNodeGetAttribute"
         if not self.driver.has(call):
             return ""
@@ -174,7 +178,7 @@ class GraphCalls:
             except DriverFailed as error:
                 if error.sticky:
                     raise
-                continue  # a device or a driver that does not know it
+                continue  # a device or a driver without this attribute
             several = tuple(value[:3]) not in ((0, 0, 0), (1, 1, 1))
             if several if word == "cluster" else value[0]:
                 return word
@@ -183,12 +187,12 @@ class GraphCalls:
     # --- kernels ----------------------------------------------------------------------------------
 
     def learn(self, function: int, layout: Sequence[tuple[int, int]]) -> None:
-        """Remember how a kernel's arguments lie, where the driver cannot tell.
+        """Store the layout of a kernel's arguments, where the driver cannot return it.
 
         Raises
         ------
         Refused
-            ``layout-unknown`` if nothing is laid out like that.
+            ``layout-unknown`` if the layout is invalid.
         """
         self._known.pop(function, None)
         self._known[function] = check_layout(layout)
@@ -196,23 +200,23 @@ class GraphCalls:
             del self._known[next(iter(self._known))]
 
     def forget(self, function: int) -> None:
-        """Forget a kernel that is unloaded: its handle may come again."""
+        """Forget a kernel that is unloaded: its handle may be reused."""
         self._known.pop(function, None)
 
     def layout(self, function: int, kernel: int = 0) -> Layout:
-        """Return how a kernel's arguments lie.
+        """Return the layout of a kernel's arguments.
 
         Raises
         ------
         Refused
-            ``layout-unknown`` if neither the driver nor who loaded the kernel has said.
+            ``layout-unknown`` if the driver does not return it and it was not stored.
         """
         known = self._known.get(function or kernel)
         if known is not None:
             return known
         call = self._names.layout[0 if function else 1]
         if not call or not self.driver.has(call):
-            raise Refused("layout-unknown", detail="this driver does not tell a kernel's arguments")
+            raise Refused("layout-unknown", detail="this driver has no layouts of arguments")
         found: list[tuple[int, int]] = []
         offset, size = ctypes.c_size_t(), ctypes.c_size_t()
         for place in range(MAX_ARGUMENTS):
@@ -227,7 +231,7 @@ class GraphCalls:
         return check_layout(found)
 
     def name(self, function: int, kernel: int = 0) -> str:
-        """Return a kernel's name, mangled as its compiler did; empty if unknown."""
+        """Return a kernel's mangled name; empty if unknown."""
         if self.vendor == "amd":
             found = self.driver.text("hipKernelNameRef", Handle(function))
             return found[:MAX_NAME]
@@ -244,18 +248,18 @@ class GraphCalls:
     # --- changes ----------------------------------------------------------------------------------
 
     def set_exec(self, instance: int, node: int, packed: Packed) -> None:
-        """Change a node of an instantiated graph: for later launches of it, not those under way.
+        """Change a node of an instantiated graph, for later launches of it, not for running ones.
 
         Raises
         ------
         DriverFailed
-            If the driver refuses; the node is as it was.
+            If the driver refuses; the node is unchanged.
         """
         found = ctypes.byref(packed.structure)
         self._call(self._names.set_exec, Handle(instance), Handle(node), found)
 
     def set_node(self, node: int, packed: Packed) -> None:
-        """Change a node of a graph: for later instantiations of it.
+        """Change a node of a graph, for later instantiations of it.
 
         Raises
         ------
@@ -267,7 +271,7 @@ class GraphCalls:
     # --- captures ---------------------------------------------------------------------------------
 
     def capturing(self, stream: int) -> Captured | None:
-        """Return where the capture of a stream stands; None if there is none.
+        """Return the state of the capture of a stream; None if there is none.
 
         Raises
         ------
@@ -301,7 +305,7 @@ class GraphCalls:
         self._call(call, Handle(of), found, ctypes.byref(count))
         return [node for node in found[: count.value] if node]
 
-    def _call(self, name: str, *args: Any) -> None:  # noqa: ANN401 - whatever ctypes takes
+    def _call(self, name: str, *args: Any) -> None:  # noqa: ANN401 - arguments of ctypes
         try:
             self.driver.call(name, *args)
         except DriverFailed as error:
@@ -314,5 +318,5 @@ class GraphCalls:
 def _edge(error: DriverFailed) -> Refused:
     if error.code != _LOSSY:
         return error
-    detail = "its launch may overlap with its neighbours', which another kernel would have to know"
+    detail = "its launch may overlap with its neighbours' by a programmatic dependency"
     return Refused("programmatic-edge", detail=detail)

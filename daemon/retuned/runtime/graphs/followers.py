@@ -1,11 +1,10 @@
-"""All graphs of this process, made to launch what their slots serve.
+"""Followers of slots in all graphs of this process: nodes launch what their slots serve.
 
-Which variant a node should launch is decided nowhere here: the slot's table says it. After every
-change of a table, after every capture and now and then, the nodes are compared with what they
-should be and changed where they differ; so a rollback, a breaker, a bypass and a graph that is
-captured later all take the same path.
+Only the slot's table decides which variant a node launches. After every change of a table, after
+every capture and periodically, the nodes are compared with that table and changed where they
+differ. So a rollback, a breaker, a bypass and a later capture all take the same path.
 
-A graph that PyTorch has captured, indexed: its nodes, and what was noted of their launches.
+A graph that PyTorch has captured is indexed: its nodes, and the recorded notes of their launches.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from retuned.runtime.schema import Refused
 log = logging.getLogger(__name__)
 
 WHATEVER = (AttributeError, ImportError, KeyError, OSError, RuntimeError, TypeError, ValueError)
-"""What PyTorch's or Triton's objects may raise; the server's launch is not its victim."""
+"""Exceptions of PyTorch's or Triton's objects; they must not reach the server's launch."""
 
 
 def index_capture(
@@ -43,7 +42,7 @@ def index_capture(
     calls: Callable[[], GraphCalls],
     notes: Callable[[Sequence[int]], CaptureNotes],
 ) -> IndexedGraph:
-    """Look at every node of a graph whose capture has ended.
+    """Index every node of a graph whose capture has ended.
 
     Parameters
     ----------
@@ -52,12 +51,12 @@ def index_capture(
     calls
         Returns the graph calls of its device.
     notes
-        Returns what was noted for nodes.
+        Returns the recorded notes of nodes.
 
     Raises
     ------
     Refused
-        ``graphs-not-kept``, or as `index_graph` and what returns the calls.
+        ``graphs-not-kept``, or as `index_graph` and `calls`.
     """
     try:
         handle = int(graph.raw_cuda_graph())
@@ -89,9 +88,9 @@ def _learn(graph: IndexedGraph, site: Site) -> None:
 
 _NUMBERS = count(2)
 RETRY_S = 1.0
-"""Between attempts at nodes that could not be reached yet."""
+"""Seconds between attempts at nodes that could not be changed yet."""
 _LATER = frozenset({"capturing", "not-compiled", "weight-not-packed", "scratch-memory"})
-"""Reasons that pass by themselves."""
+"""Temporary reasons."""
 
 CallsOf = Callable[[int], GraphCalls]
 
@@ -102,7 +101,7 @@ class Graphs:
     Parameters
     ----------
     calls_of
-        Returns the graph calls of a device; raises `Refused` where there are none.
+        Returns the graph calls of a device; raises `Refused` if there are none.
     capturing
         Returns (device, handle) of the current stream while it is captured; else None.
     device
@@ -123,7 +122,7 @@ class Graphs:
         self.recapture = Recapture()
         self.triton = TritonNotes(lambda: self.recorder, capturing=capturing)
         self.unseen = 0
-        """Graphs that were replayed without their capture having been seen."""
+        """Graphs that were replayed although their capture was not observed."""
         self.reason = ""
         """Why graphs are not followed; empty if they are."""
         self._captured: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -139,10 +138,10 @@ class Graphs:
         self._noting = False
         self._lock = threading.RLock()
 
-    # --- who is followed --------------------------------------------------------------------------
+    # --- targets ----------------------------------------------------------------------------------
 
     def install(self, torch: Any) -> bool:  # noqa: ANN401 - the module
-        """Follow the graphs that PyTorch captures from now on; False where that cannot be."""
+        """Follow the graphs that PyTorch captures from now on; False if that is not possible."""
         if self.torch.installed:
             return True
         try:
@@ -158,16 +157,16 @@ class Graphs:
     def watch(self, torch: Any) -> None:  # noqa: ANN401 - the module
         """Only hear of captures: what waits for a device waits for them, and they are counted."""
         if not self.torch.watched and not self.torch.watch(torch):
-            log.debug("captures of graphs are not noticed: this PyTorch has none")
+            log.debug("captures of graphs are not observed: this PyTorch has no graphs")
 
     @property
     def captured(self) -> int:
-        """Graphs that live and were captured while none were followed."""
+        """Graphs that exist and were captured while none were followed."""
         return len(self._captured)
 
     @property
     def unfollowed(self) -> int:
-        """Graphs whose launches are unknown: no swap reaches into them."""
+        """Graphs whose launches are unknown: no swap reaches them."""
         missed = self.captured + self.unseen + self.index.left_out
         return missed + sum(self.failures.copy().values())
 
@@ -192,7 +191,7 @@ class Graphs:
         slot
             Of the server.
         make
-            Makes what knows the slot's nodes, by the name that it is to have.
+            Creates the target for the slot's nodes, by its name.
         """
         with self._lock:
             name = slot.spec.name
@@ -208,7 +207,7 @@ class Graphs:
         slot.on_change = changed
 
     def remove_slot(self, slot: Slot) -> None:
-        """Give a slot's nodes their originals back, and follow it no longer."""
+        """Restore the originals of a slot's nodes, and stop following the slot."""
         slot.on_change = None
         with self._lock:
             target = self.target_of(slot)
@@ -222,21 +221,20 @@ class Graphs:
                     apply(originals(self.index.where(target.is_mine)))
             except Refused as error:
                 log.error("%s: graphs keep their variants: %s", target.name, error)
-            if not self._targets:  # nobody is left whom to follow
+            if not self._targets:  # no slot is left to follow
                 self._note(False)
                 self.torch.uninstall()
 
     def target_of(self, slot: Slot) -> Target | None:
-        """Return who follows a slot."""
+        """Return the target that follows a slot."""
         return next((target for target in self.targets if target.slot is slot), None)
 
     @property
     def targets(self) -> list[Target]:
-        """Who is followed."""
         return list(self._targets.values())
 
     def close(self) -> None:
-        """Give every node its original back, and PyTorch its methods."""
+        """Restore the original of every node, and PyTorch's methods."""
         for target in self.targets:
             self.remove_slot(target.slot)
         with self._lock:
@@ -246,7 +244,7 @@ class Graphs:
             self.index.clear()
 
     def abandon(self) -> None:
-        """Forget everything in a forked child: its parent's graphs are not there."""
+        """Forget everything in a forked child: its parent's graphs do not exist there."""
         self._lock = threading.RLock()
         self.gate, self.index = CaptureGate(), GraphIndex()
         self.recorder = Recorder(self._calls_of)
@@ -256,15 +254,15 @@ class Graphs:
         self._noting = False
         self._later.clear()
 
-    # --- what PyTorch's graphs tell ---------------------------------------------------------------
+    # --- notifications of PyTorch's graphs --------------------------------------------------------
 
     def began(self, graph: Any) -> None:  # noqa: ANN401 - a CUDAGraph
-        """Note the launches of a capture that begins."""
+        """Start to record the launches of a capture."""
         if not self.torch.installed:
             self.gate.begin(graph)
             return
         try:
-            self._calls_of(self._device())  # the driver is found now, not inside the capture
+            self._calls_of(self._device())  # loads the driver now, not inside the capture
         except Refused as error:
             log.info("a captured graph will not be followed: %s", error)
         self.gate.begin(graph)
@@ -305,7 +303,7 @@ class Graphs:
                 self.index.remove(found.number)
 
     def unknown(self) -> None:
-        """Count a graph that was captured before its capture could be seen."""
+        """Count a graph that was captured before its capture could be observed."""
         self.unseen += 1
 
     # --- changing nodes ---------------------------------------------------------------------------
@@ -325,7 +323,7 @@ class Graphs:
             return Outcome(name, reason=f"runtime-error: {type(error).__name__}")
 
     def housekeeping(self) -> None:
-        """Try again what had to wait; stop noting once no capture is under way."""
+        """Retry postponed changes; stop recording when no capture is running."""
         if self._noting and not self.gate.captures:
             self._note(False)
         if self.recapture.wanted and self.recapture.offers and not self.gate.captures:
@@ -341,8 +339,8 @@ class Graphs:
         try:
             self.recapture.run()
         except Refused as error:
-            log.error("graphs keep a variant that is no longer in force: %s", error)
-            self.recapture.wanted = False  # asked for again by the next order, or by people
+            log.error("graphs keep a variant that is no longer active: %s", error)
+            self.recapture.wanted = False  # requested again by the next order, or by people
 
     def _follow(self, name: str) -> Outcome:
         target, outcome = self._targets.get(name), Outcome(name)

@@ -1,4 +1,4 @@
-"""The graphs of this process, as they were captured and as they are now."""
+"""Index of the graphs of this process, as captured and as changed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from retuned.runtime.graphs.launch_notes import CaptureNotes, Note
 from retuned.runtime.graphs.structures import Packed, Size
 
 MAX_GRAPHS = 8192
-"""Graphs followed; later ones are counted and left alone. Servers that capture their model in
-pieces have thousands."""
+"""Graphs followed; further ones are counted and not changed.
+
+Servers that capture their model in pieces have thousands.
+"""
 MAX_SITES = 400_000
-"""Kernel nodes remembered over all graphs, some hundred bytes each."""
+"""Kernel nodes stored over all graphs, some hundred bytes each."""
 
 MAX_MARKS = 1024
-"""Orders whose launches in graphs that are gone are remembered."""
+"""Orders whose launches in former graphs are remembered."""
 MAX_BANKED = 64
 """Counts of earlier variants kept per graph."""
 
@@ -36,9 +38,9 @@ class Site:
     node: int
     """Handle."""
     name: str
-    """Of the kernel, as compiled; untrusted text."""
+    """Name of the compiled kernel; untrusted text."""
     function: int
-    """Handle of what was captured: of a module's function or of a library's kernel."""
+    """Handle of the captured kernel: of a module's function or of a library's kernel."""
     grid: Size
     """Blocks at the capture."""
     block: Size
@@ -46,21 +48,21 @@ class Site:
     shared_bytes: int
     """Dynamic shared memory at the capture."""
     note: Note | None = None
-    """The launch of a slot that it is, where that is known."""
+    """The slot's launch that this node is, if known."""
     launch: Any = None
-    """The launch of a Triton kernel that it is, a `TritonLaunch`, where that is known."""
+    """The Triton kernel's launch that this node is, a `TritonLaunch`, if known."""
     original: Packed | None = None
-    """The launch of the capture; read before the first change, and the way back."""
+    """The launch of the capture, for rollbacks; read before the first change."""
     now: Packed | None = None
-    """What it launches now; None as long as nothing was changed."""
+    """The current launch; None until the first change."""
     mark: str | None = None
     """Order whose variant runs there; None is the original."""
     keeps: tuple[Any, ...] = ()
     """Modules and memory that must live as long as the node uses them."""
     retired: tuple[Any, ...] = ()
-    """What `keeps` was before: a replay that is under way may still use it."""
+    """The previous `keeps`: a running replay may still use it."""
     reason: str = ""
-    """Why the last order could not reach it; empty if it did."""
+    """Why the last order could not change the node; empty if it did."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -70,29 +72,32 @@ class IndexedGraph:
     calls: GraphCalls
     """Of its device."""
     graph: int
-    """Handle of what was captured."""
+    """Handle of the captured graph."""
     instance: Callable[[], int]
-    """Returns the handle of what is replayed now; 0 if it is not instantiated."""
+    """Returns the handle of the current instance; 0 if it is not instantiated."""
     sites: tuple[Site, ...]
     """Its kernel nodes."""
     others: int
-    """Nodes of other kinds."""
+    """Nodes of other types."""
     owner: Callable[[], Any]
-    """Returns the server's object while it lives, and keeps it alive meanwhile; else None."""
+    """Returns the server's object while it exists, which keeps it alive for the caller.
+
+    Else None.
+    """
     unplaced: tuple[Note, ...] = ()
-    """Launches of its capture that no single node stands for."""
+    """Launches of its capture without a single corresponding node."""
     number: int = field(default_factory=lambda: next(_NUMBERS))
     """In the order of captures."""
     lock: Any = field(default_factory=threading.RLock)
-    """Held while it is launched, instantiated or changed: drivers want that one after another."""
+    """Held while the graph is launched, instantiated or changed: drivers require one at a time."""
     replays: int = 0
     """Launches since the capture."""
     changed_at: int = 0
-    """What `replays` was at the last change."""
+    """Value of `replays` at the last change."""
     banked: dict[str, int] = field(default_factory=dict)
     """Order -> launches of its variant before the last change."""
     gone: bool = False
-    """Whether the server has reset it: its handles mean nothing any more."""
+    """Whether the server has reset it: its handles are invalid."""
     broken: str = ""
     """Why it can no longer be changed: it could not be restored; empty if it can."""
 
@@ -101,11 +106,11 @@ class IndexedGraph:
         return len(self.sites) + self.others
 
     def alive(self) -> Any:  # noqa: ANN401 - the server's object
-        """Return the server's object; None if its handles mean nothing any more."""
+        """Return the server's object; None if its handles are invalid."""
         return None if self.gone else self.owner()
 
     def settle(self) -> None:
-        """Add the replays since the last change to what each variant has run."""
+        """Add the replays since the last change to the launches of each variant."""
         since = self.replays - self.changed_at
         self.changed_at = self.replays
         if not since:
@@ -157,7 +162,10 @@ class GraphIndex:
             return True
 
     def remove(self, number: int) -> None:
-        """Forget a graph that is gone; from anywhere, the collector of garbage included."""
+        """Forget a graph that was destroyed.
+
+        May be called anywhere, also by the garbage collector.
+        """
         self._dead.append(number)
 
     def _bury(self) -> None:
@@ -179,11 +187,11 @@ class GraphIndex:
             self.left_out = 0
 
     def where(self, is_mine: Callable[[Site], bool]) -> list[tuple[IndexedGraph, Site]]:
-        """Return the nodes that a target claims."""
+        """Return the nodes that belong to a target."""
         return [(graph, site) for graph in self for site in graph.sites if is_mine(site)]
 
     def launches_of(self, mark: str) -> int:
-        """Return how often replays have launched an order's variant, of graphs now gone too."""
+        """Return how often replays have launched an order's variant, including former graphs."""
         live = sum(graph.launches_of(mark) for graph in self)
         return live + self._gone.get(mark, 0)
 
@@ -196,7 +204,7 @@ def index_graph(
     owner: Callable[[], Any],
     notes: Callable[[Sequence[int]], CaptureNotes],
 ) -> IndexedGraph:
-    """Look at every node of a captured graph.
+    """Index every node of a captured graph.
 
     Parameters
     ----------
@@ -205,11 +213,11 @@ def index_graph(
     graph
         Handle.
     instance
-        Returns the handle of what is replayed.
+        Returns the handle of the instance that is replayed.
     owner
-        Returns the server's object while it lives; else None.
+        Returns the server's object while it exists; else None.
     notes
-        Returns what was noted for nodes.
+        Returns the recorded notes of nodes.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""A Triton kernel of the server inside graphs, made to launch what its intercepted launches would.
+"""Kernel target: a Triton kernel of the server inside graphs, which follows its intercepted slot.
 
-The slot of an intercepted kernel is opened when an order comes, long after most graphs were
-captured; so its launches are found by what was noted of every Triton launch at the capture. A
-variant's arguments are the bytes that the node has now, one by one by the names of the parameters.
+The slot of an intercepted kernel is opened when an order arrives, long after most graphs were
+captured. So its launches are found by the notes of every Triton launch at the capture. A variant's
+arguments are the bytes in the node, matched one by one by the names of the parameters.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from retuned.runtime.schema import Key, Refused
 
 _CONSTEXPR = "constexpr"
 _ODD = (AttributeError, KeyError, RuntimeError, TypeError, ValueError)
-"""What a server's grid function may raise when it is asked again."""
+"""Exceptions of a server's grid function when it is called again."""
 
 
 class KernelTarget:
@@ -38,7 +38,7 @@ class KernelTarget:
     slot
         Of the kernel.
     name
-        Its own among all that are followed.
+        Unique among all targets.
     kernels
         Returns the kernels that go through the slot now.
     serves
@@ -60,12 +60,11 @@ class KernelTarget:
 
     @property
     def name(self) -> str:
-        """Its own among all that are followed."""
+        """Unique among all targets."""
         return self._name
 
     @property
     def slot(self) -> Slot:
-        """Of the kernel."""
         return self._slot
 
     def is_mine(self, site: Site) -> bool:
@@ -73,23 +72,23 @@ class KernelTarget:
         return site.note is None and self._kernel_of(site.launch) is not None
 
     def admitted(self, site: Site) -> str | None:
-        """Return what marks the order whose variant is to run at a node; None for the original."""
+        """Return the mark of the order whose variant must run at a node; None for the original."""
         order = self._order_at(site)
         return None if order is None else order.mark
 
     def change(self, graph: IndexedGraph, site: Site, original: KernelParams) -> Change:
-        """Return what a node is to launch.
+        """Return what a node must launch.
 
         Raises
         ------
         Refused
             ``not-compiled``, ``grid-unknown``, ``layout-differs``, ``arguments-unmatched`` or the
-            reason for which the variant would not take the launch either.
+            reason for which the variant cannot take the launch.
         """
         order, launch, key = self._order_at(site), site.launch, self._key_at(site)
         kernel = self._kernel_of(launch)
         if order is None or kernel is None or launch is None or key is None:
-            raise Refused("not-prepared", detail="the order was taken back this moment")
+            raise Refused("not-prepared", detail="the order has just been rolled back")
         variant = order.variant
         if not isinstance(variant, KernelVariant):
             raise Refused("language-unsupported", detail="the slot runs another kind of variant")
@@ -113,7 +112,7 @@ class KernelTarget:
         )
 
     def note_captures(self, on: bool) -> None:
-        """Do nothing: launches of every Triton kernel are noted."""
+        """Do nothing: launches of every Triton kernel are recorded."""
 
     def _kernel_of(self, launch: TritonLaunch | None) -> Kernel | None:
         if launch is None:
@@ -128,7 +127,7 @@ class KernelTarget:
         return None if key is None else self._serves(key)
 
     def _key_at(self, site: Site) -> Key | None:
-        """Return the lengths of a node's launch; None where it has none: it is the original's."""
+        """Return the lengths of a node's launch; None if it has none and must run the original."""
         kernel = self._kernel_of(site.launch)
         if kernel is None or site.launch is None:
             return None
@@ -148,30 +147,30 @@ def _call_of(kernel: Kernel, launch: TritonLaunch) -> LaunchCall:
     )  # fmt: skip
 
 
-def _never(*_: object, **__: object) -> Any:  # noqa: ANN401 - nothing comes back
-    raise Refused("not-launched", detail="a launch that was recorded is not made again")
+def _never(*_: object, **__: object) -> Any:  # noqa: ANN401 - returns nothing
+    raise Refused("not-launched", detail="a recorded launch is not repeated")
 
 
 def _ready(variant: KernelVariant, plan: Plan, call: LaunchCall, key: Key) -> tuple[Any, Size]:
     """Return the variant's compiled code and grid for a launch."""
     signature = plan.signature(call)
     if isinstance(signature, Ineligible):
-        raise Refused(signature.reason, detail="the variant would not take this launch")
+        raise Refused(signature.reason, detail="the variant cannot take this launch")
     ready = variant.ready_for(plan, call, signature)
     if ready is None:
         raise Refused("not-compiled", detail="the variant has no code for this launch yet")
     if ready.compiled is None:
-        raise Refused("not-a-gpu", detail="Triton's interpreter launches nothing into graphs")
+        raise Refused("not-a-gpu", detail="Triton's interpreter cannot launch into graphs")
     problem = plan.hindrance(call)
     if problem is not None:
-        raise Refused(problem.reason, detail="the variant would not take this launch")
+        raise Refused(problem.reason, detail="the variant cannot take this launch")
     try:
         fits = plan.geometry.fits(call, ready, key)
         grid = plan.geometry.grid(call, ready, key)
     except _ODD as error:
         raise Refused("grid-unknown", detail=repr(error)[:300]) from error
     if not fits:
-        raise Refused("other-arguments", detail="the launch is not what the definition says")
+        raise Refused("other-arguments", detail="the launch does not match the definition")
     if isinstance(grid, Ineligible):
         raise Refused(grid.reason, detail="the variant's grid is invalid")
     return ready.compiled, grid
@@ -196,7 +195,7 @@ def _arguments(
         if fixed or not isinstance(kind, str):
             raise Refused("layout-differs", detail=f"a parameter of kind {str(kind)[:40]}")
         position, theirs_kind = theirs[place]
-        if position is None:  # compiled in there, and an argument here
+        if position is None:  # a constant of the node's code, and an argument of the variant
             found.append(_integer(call.values()[place], kind))
         elif theirs_kind != kind or position >= len(original.arguments):
             detail = f"parameter {place} is {theirs_kind} in the node, {kind} in the variant"
@@ -207,7 +206,7 @@ def _arguments(
 
 
 def _positions(compiled: Any) -> list[tuple[int | None, Any]]:  # noqa: ANN401 - a CompiledKernel
-    """Return for each parameter its place among the arguments, and its type."""
+    """Return for each parameter its position among the arguments, and its type."""
     found: list[tuple[int | None, Any]] = []
     count = 0
     for kind in compiled.src.signature.values():
@@ -223,5 +222,5 @@ def _positions(compiled: Any) -> list[tuple[int | None, Any]]:  # noqa: ANN401 -
 
 def _integer(value: object, kind: str) -> bytes:
     if type(value) is not int or kind not in ("i32", "i64"):
-        raise Refused("layout-differs", detail=f"{kind} is compiled in there")
+        raise Refused("layout-differs", detail=f"{kind} is a constant of the node's code")
     return value.to_bytes(int(kind[1:]) // 8, "little", signed=True)

@@ -1,11 +1,11 @@
-"""Which node of a graph a launch became: asked of the driver, at the launch.
+"""Launch notes: the node of a graph that each launch became, queried from the driver at the launch.
 
-While a stream is captured its driver tells which node the next one will wait for. If that is a
-single node after a launch, and that node waits for exactly what came before, then it is the launch;
-nothing is guessed from names or order. What a launch was given is noted with it: a graph replays
-with the addresses of its capture.
+While a stream is captured, its driver returns which node the next one will wait for. If that is a
+single node after a launch, and that node waits for exactly the nodes before, then it is the launch.
+Nothing is guessed from names or order. The arguments of the launch are recorded with it: a graph
+replays with the addresses of its capture.
 
-Launches of Triton kernels as they are recorded: which node, and what they were given.
+Launches of Triton kernels are recorded in the same way: the node, and the arguments.
 """
 
 from __future__ import annotations
@@ -25,67 +25,64 @@ from retuned.runtime.graphs.calls import Captured, GraphCalls
 from retuned.runtime.schema import Key, Refused, Tensor
 
 MAX_PENDING = 100_000
-"""Launches noted in captures that have not ended."""
+"""Launches recorded in captures that have not ended."""
 
 _ODD = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
-"""What looking at a stranger's tensors raises."""
+"""Exceptions of reading untrusted tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorNote:
-    """What a tensor was at the capture."""
+    """Properties of a tensor at the capture."""
 
     address: int
     """Of its first element."""
     shape: tuple[int, ...]
-    """Lengths."""
     dtype: str
     """Element type without the ``torch.`` prefix."""
     device: int
     """Number of its GPU; -1 elsewhere."""
     dense: bool
-    """Whether it lies row-major without gaps."""
+    """Whether it is row-major without gaps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """One launch that was recorded into a graph."""
+    """One launch that was captured into a graph."""
 
     target: str
     """Slot or kernel that was launched."""
     key: Key
     """Lengths of its variable axes."""
     node: int
-    """Handle in the captured graph; 0 where `problem` says why not."""
+    """Handle in the captured graph; 0 if `problem` is set."""
     inputs: tuple[TensorNote, ...] = ()
-    """What it was given."""
     outputs: tuple[TensorNote, ...] = ()
-    """What it gave back."""
     weights: tuple[tuple[int, weakref.ref[Any]], ...] = ()
-    """(index, tensor) of inputs that a variant may want in another layout."""
+    """(index, tensor) of inputs that a variant may need in another layout."""
     problem: str = ""
     """Why no single node is this launch, as a reason code."""
     recorded: str | None = None
-    """Order whose variant was recorded, while graphs were captured again; None: the original."""
+    """Order whose variant was captured, during a recapture; None is the original."""
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureNotes:
-    """What was noted of one captured graph."""
+    """Notes of one captured graph."""
 
     notes: Mapping[int, Note] = field(default_factory=dict)
-    """By node: what a slot was launched with."""
+    """By node: the launch of a slot."""
     launches: Mapping[int, Any] = field(default_factory=dict)
-    """By node: which launch of a Triton kernel it is, a `TritonLaunch`."""
+    """By node: the launch of a Triton kernel, a `TritonLaunch`."""
     unplaced: tuple[Note, ...] = ()
-    """Launches that no single node stands for."""
+    """Launches without a single corresponding node."""
 
 
 class CaptureGate:
-    """Keeps captures and changes of graphs apart: one never begins while the other is under way."""
+    """Excludes captures and changes of graphs from running at the same time."""
 
     def __init__(self) -> None:
-        # A collection may run anywhere, and what it finalises may reset a graph that we follow.
+        # Garbage collection may run anywhere, and a finaliser may reset a followed graph.
         self._lock = threading.RLock()
         self._captures: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -94,18 +91,18 @@ class CaptureGate:
         return len(self._captures)
 
     def begin(self, graph: object) -> None:
-        """Note that a graph is going to be captured; waits for a change to end, milliseconds."""
+        """Record the start of a capture; waits for a change to end, milliseconds."""
         with self._lock:
             self._captures.add(graph)
 
     def end(self, graph: object) -> None:
-        """Note that the capture is over, however it ended."""
+        """Record that the capture is over, with any result."""
         with self._lock:
             self._captures.discard(graph)
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Hold off captures.
+        """Block captures.
 
         Raises
         ------
@@ -119,7 +116,7 @@ class CaptureGate:
 
 
 class Recorder:
-    """Notes launches until their capture ends.
+    """Records launches until their capture ends.
 
     Parameters
     ----------
@@ -144,13 +141,13 @@ class Recorder:
         stream: tuple[int, int],
         weights: Sequence[int] = (),
         recorded: Callable[[], str | None] = lambda: None,
-    ) -> Any:  # noqa: ANN401 - whatever the launch returns
-        """Launch, and note which node it became; raises what the launch raises and nothing else.
+    ) -> Any:  # noqa: ANN401 - result of the launch
+        """Launch, and record which node it became; raises only what the launch raises.
 
         Parameters
         ----------
         run
-            What is recorded.
+            What is launched.
         inputs
             Its arguments.
         target
@@ -160,7 +157,7 @@ class Recorder:
         stream
             (device, handle) of the captured stream.
         weights
-            Inputs to be remembered themselves, weakly.
+            Inputs to be referenced weakly.
         recorded
             Returns, after the launch, the order whose variant it was.
         """
@@ -186,7 +183,7 @@ class Recorder:
         return output
 
     def add(self, note: Note) -> None:
-        """Note a launch whose node is known, or why it is not."""
+        """Record a launch whose node is known, or why it is not."""
         with self._lock:
             if note.problem or not note.node:
                 if len(self._unplaced) < MAX_PENDING:
@@ -195,13 +192,13 @@ class Recorder:
                 self._pending[note.node] = note
 
     def add_launch(self, node: int, launch: Any) -> None:  # noqa: ANN401 - a TritonLaunch
-        """Note which launch of a Triton kernel a node is."""
+        """Record which launch of a Triton kernel a node is."""
         with self._lock:
             if len(self._launches) < MAX_PENDING:
                 self._launches[node] = launch
 
     def take(self, nodes: Sequence[int]) -> CaptureNotes:
-        """Return what was noted of a captured graph, and forget it here."""
+        """Return the notes of a captured graph, and forget them here."""
         with self._lock:
             found = {node: self._pending.pop(node) for node in nodes if node in self._pending}
             launches = {node: self._launches.pop(node) for node in nodes if node in self._launches}
@@ -209,14 +206,14 @@ class Recorder:
         return CaptureNotes(found, launches, tuple(unplaced))
 
     def clear(self) -> None:
-        """Forget notes of captures that failed; their nodes' handles may come again."""
+        """Forget notes of failed captures; the handles of their nodes may be reused."""
         with self._lock:
             self._pending.clear()
             self._launches.clear()
             self._unplaced.clear()
 
     def where(self, stream: tuple[int, int]) -> tuple[Captured | None, str]:
-        """Return where the capture of a stream stands, or why it is unknown."""
+        """Return the state of the capture of a stream, or why it is unknown."""
         try:
             return self._calls_of(stream[0]).capturing(stream[1]), ""
         except Refused as error:
@@ -254,11 +251,11 @@ def _tensor(value: Tensor) -> TensorNote:
 log = logging.getLogger(__name__)
 
 _PLAIN = (int, float, str, type(None))
-"""What looking at a stranger's arguments raises."""
+"""Types of arguments that are stored as they are."""
 
 
 class NotedTensor:
-    """What a tensor was at the capture, without its memory; asked as a tensor is."""
+    """Properties of a tensor at the capture, without its memory, with a tensor's interface."""
 
     __slots__ = ("_bytes", "_item", "_strides", "address", "device", "dtype", "shape")
 
@@ -272,64 +269,59 @@ class NotedTensor:
         self._bytes = int(tensor.untyped_storage().nbytes())
 
     def data_ptr(self) -> int:
-        """Address of the first element."""
         return self.address
 
     def numel(self) -> int:
         return math.prod(self.shape)
 
     def size(self, dim: int | None = None) -> Any:  # noqa: ANN401 - as a tensor's
-        """Lengths, or one of them."""
         return self.shape if dim is None else self.shape[dim]
 
     def stride(self, dim: int | None = None) -> Any:  # noqa: ANN401 - as a tensor's
-        """Return steps from element to element, or one of them."""
         return self._strides if dim is None else self._strides[dim]
 
     def element_size(self) -> int:
-        """Bytes of an element."""
         return self._item
 
     def untyped_storage(self) -> NotedTensor:
-        """Return what knows the size of the storage."""
+        """Return an object with the size of the storage."""
         return self
 
     def nbytes(self) -> int:
-        """Bytes of the storage."""
+        """Return the bytes of the storage."""
         return self._bytes
 
 
 class Unknown:
-    """Stands for an argument that is neither a tensor nor a plain value."""
+    """Replaces an argument that is neither a tensor nor a plain value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TritonLaunch:
-    """One launch of a Triton kernel that was recorded into a graph."""
+    """One launch of a Triton kernel that was captured into a graph."""
 
     jit: Any
     """The ``JITFunction``."""
     compiled: Any
-    """What Triton has compiled and launched; kept, since the graph launches it."""
+    """Triton's compiled kernel; kept alive, since the graph launches it."""
     args: tuple[Any, ...]
     """Positional arguments; tensors as `NotedTensor`."""
     kwargs: dict[str, Any]
-    """The others, the grid among them."""
+    """Keyword arguments, including the grid."""
 
     @property
     def name(self) -> str:
-        """Where the kernel was defined."""
         function = self.jit.fn
         return f"{function.__module__}:{function.__qualname__}"
 
 
 class TritonNotes:
-    """Wraps ``JITFunction.run`` for as long as something is captured.
+    """Wraps ``JITFunction.run`` while a graph is captured.
 
     Parameters
     ----------
     recorder
-        Returns what keeps the notes.
+        Returns what stores the notes.
     capturing
         Returns (device, handle) of the current stream while it is captured; else None.
     """
@@ -348,7 +340,7 @@ class TritonNotes:
         self._ours: Any = None
 
     def on(self) -> None:
-        """Note launches from now on; nothing happens where Triton is not loaded."""
+        """Record launches from now on; no effect if Triton is not loaded."""
         cls = getattr(sys.modules.get("triton.runtime.jit"), "JITFunction", None)
         with self._lock:
             if cls is None or self._ours is not None:
@@ -361,7 +353,7 @@ class TritonNotes:
             cls.run = self._ours
 
     def off(self) -> None:
-        """Note no more; whoever has wrapped ours meanwhile keeps a wrapper that only passes on."""
+        """Stop recording; code that has wrapped ours keeps a wrapper that only forwards calls."""
         with self._lock:
             cls, ours = self._cls, self._ours
             if ours is not None and cls.__dict__.get("run") is ours:
@@ -376,7 +368,7 @@ class TritonNotes:
             return self._note(stock, jit, args, kwargs, stream)
 
         run.__wrapped__ = stock  # type: ignore[attr-defined]
-        if hasattr(stock, "__retuned__"):  # interception looks whether it is there already
+        if hasattr(stock, "__retuned__"):  # interception checks whether it is installed
             run.__retuned__ = stock.__retuned__  # type: ignore[attr-defined]
         return run
 
@@ -401,13 +393,13 @@ class TritonNotes:
         except (
             Refused,
             *_ODD,
-        ) as error:  # the launch is made; that it is not noted is all that happens
+        ) as error:  # the launch has run; only its note is missing
             log.debug("a recorded launch is not noted: %r", error)
         return compiled
 
 
 def noted(value: Any) -> Any:  # noqa: ANN401 - any argument
-    """Return an argument as it may be kept."""
+    """Return an argument in a form that may be stored."""
     if hasattr(value, "data_ptr"):
         return NotedTensor(value)
     if isinstance(value, types.FunctionType):
@@ -420,7 +412,7 @@ def noted(value: Any) -> Any:  # noqa: ANN401 - any argument
 
 
 def _without_tensors(function: types.FunctionType) -> Any:  # noqa: ANN401 - a function
-    """Return a grid's function that remembers tensors by what they were."""
+    """Return a copy of a grid function with tensors replaced by their properties."""
     cells = tuple(
         types.CellType(NotedTensor(cell.cell_contents))
         if hasattr(cell.cell_contents, "data_ptr")

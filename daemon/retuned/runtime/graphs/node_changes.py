@@ -1,6 +1,6 @@
-"""What the nodes of a target are to launch, and the change of all of them or of none.
+"""Node changes of a target: what its nodes must launch, all of them or none.
 
-A node whose variant cannot be there keeps its original, or gets it back. An order that the driver
+A node that cannot run the variant keeps its original, or gets it back. An order that the driver
 refused is not tried again.
 """
 
@@ -23,18 +23,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one target's nodes."""
+    """Result of changing one target's nodes."""
 
     target: str
     """Slot or kernel."""
     changed: int = 0
-    """Nodes that launch something else now."""
+    """Nodes whose launch was changed."""
     swapped: int = 0
     """Nodes that launch the variant now."""
     unreachable: Counter[str] = field(default_factory=Counter)
     """Reason -> nodes that keep the original although the variant should run there."""
     took_ns: int = 0
-    """Changing the nodes, without preparing."""
+    """Time of changing the nodes, without preparing."""
     reason: str = ""
     """Why nothing was changed at all; empty if everything could be."""
 
@@ -45,7 +45,7 @@ class NodeChanges:
     Parameters
     ----------
     recapture
-        Is told where a node has no original to go back to.
+        Requested if a node has no original to roll back to.
     """
 
     def __init__(self, recapture: Recapture) -> None:
@@ -61,23 +61,23 @@ class NodeChanges:
         Parameters
         ----------
         target
-            Says what each node should launch.
+            Returns what each node should launch.
         sites
             Its nodes.
         outcome
-            Is told what became of them.
+            Receives the results.
 
         Raises
         ------
         Refused
-            If not even the originals could be put back.
+            If not even the originals could be restored.
         """
         steps = self._plan(target, sites, outcome)
         try:
             done = apply(steps)
         except Refused as error:
             outcome.reason = error.reason
-            log.error("%s: its graphs go back to the original: %s", target.name, error)
+            log.error("%s: its graphs roll back to the original: %s", target.name, error)
             for step in steps:
                 if step.mark is not None:  # this order is not tried again
                     self._failed[target.name] = (step.mark, error.reason)
@@ -89,7 +89,7 @@ class NodeChanges:
     def _plan(
         self, target: Target, sites: Sequence[tuple[IndexedGraph, Site]], outcome: Outcome
     ) -> list[Step]:
-        """Prepare every node: the variant where it can be, else the original."""
+        """Prepare every node: the variant where possible, else the original."""
         steps = []
         for graph, site in sites:
             owner, mark = graph.alive(), target.admitted(site)
@@ -115,7 +115,7 @@ class NodeChanges:
         return steps
 
     def _stale(self, site: Site, mark: str | None, outcome: Outcome) -> None:
-        """Look at a node that was captured with a variant: there is no original to go back to."""
+        """Check a node that was captured with a variant: it has no original to roll back to."""
         assert site.note is not None, "only noted launches are recorded with a variant"
         site.reason = "" if site.note.recorded == mark else RECORDED
         if site.reason:
@@ -129,14 +129,14 @@ class NodeChanges:
         if mark is not None:
             change = target.change(graph, site, original_of(graph, site).params)
         step = prepare(graph, site, change)
-        if step is None:  # the same launch by another order
+        if step is None:  # another order with the same launch
             graph.settle()
             site.mark = None if change is None else change.mark
         return step
 
 
 def is_stale(target: Target, note: Note) -> bool:
-    """Whether a launch of several nodes was captured with a variant that is not to run now."""
+    """Whether a launch of several nodes was captured with a variant that must not run now."""
     if note.recorded is None or note.target != target.name or not isinstance(target, SlotTarget):
         return False
     order = serving(target.slot, note.key)
@@ -144,6 +144,6 @@ def is_stale(target: Target, note: Note) -> bool:
 
 
 def originals(sites: Sequence[tuple[IndexedGraph, Site]]) -> list[Step]:
-    """Return the rollback of every node that launches something else."""
+    """Return the rollback of every changed node."""
     steps = (prepare(graph, site, None) for graph, site in sites if site.now and not graph.broken)
     return [step for step in steps if step is not None]

@@ -1,13 +1,13 @@
-"""Change nodes of captured graphs: all that were asked for, or none.
+"""Node swap: changes nodes of captured graphs, all requested ones or none.
 
-Everything is read, compared and laid out before the first node is touched. Then graph after graph
-is locked against its own replays and changed, so that a replay launches what a graph was before or
-what it is afterwards and never a mixture; replays that are under way on the device finish with what
-they were launched with. The instance is changed first, since the driver checks more there, and then
-the graph that it was made from, so that a later instantiation launches the same.
+Everything is read, compared and laid out before the first node is changed. Then each graph is
+locked against its own replays and changed. So a replay launches the graph before or after the
+change and never a mixture; replays that are running on the device finish with what they started
+with. The instance is changed first, since the driver checks more there, and then its source graph,
+so that a later instantiation launches the same.
 
-No driver can read a node of an instance. What is read back is the graph it was made from, after the
-instance has accepted the very same bytes.
+No driver can read a node of an instance. The source graph is read back, after the instance has
+accepted the same bytes.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _MAX_DEPTH = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What a node is to launch."""
+    """New launch of a node."""
 
     mark: str
     """Artifact, for the report."""
     function: int
-    """Handle of a loaded kernel that is allowed its shared memory."""
+    """Handle of a loaded kernel whose shared memory is already allowed."""
     grid: Size
     """Blocks."""
     block: Size
@@ -46,9 +46,9 @@ class Change:
     shared_bytes: int
     """Dynamic shared memory."""
     arguments: tuple[bytes, ...] | None = None
-    """Values; None takes the node's, which needs the very same layout."""
+    """Values; None uses the node's, which needs the same layout."""
     divisible: tuple[tuple[int, int], ...] = ()
-    """(argument, number) that the compiled code takes its value for a multiple of."""
+    """(argument, divisor): the compiled code assumes that the argument is a multiple of it."""
     keeps: tuple[Any, ...] = ()
     """Modules and memory that must live as long as a node uses them."""
 
@@ -58,35 +58,33 @@ class Step:
     """One node, ready to be changed."""
 
     graph: IndexedGraph
-    """Of the node."""
     site: Site
-    """The node."""
     new: Packed
-    """What it is to launch."""
+    """The new launch."""
     old: Packed
-    """What it launches until then."""
+    """The current launch."""
     mark: str | None
     """Artifact of `new`; None is the original."""
     keeps: tuple[Any, ...]
     """As `Change.keeps`."""
     before: tuple[Packed | None, str | None, tuple[Any, ...]]
-    """What the node's record said until then: launch, artifact, keeps."""
+    """Record of the node before the change: launch, artifact, keeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What became of it."""
+    """Result of changing nodes."""
 
     nodes: int
-    """Changed, and read back."""
+    """Nodes changed and read back."""
     graphs: int
-    """That they belong to."""
+    """Graphs of these nodes."""
     took_ns: int
     """From the first node to the last."""
 
 
 def prepare(graph: IndexedGraph, site: Site, change: Change | None) -> Step | None:
-    """Look whether a node can be changed, and lay out everything; nothing is changed yet.
+    """Check whether a node can be changed, and lay out everything; nothing is changed yet.
 
     Parameters
     ----------
@@ -95,12 +93,12 @@ def prepare(graph: IndexedGraph, site: Site, change: Change | None) -> Step | No
     site
         The node.
     change
-        What it is to launch; None is the original.
+        Its new launch; None is the original.
 
     Returns
     -------
     Step | None
-        None if it launches that already.
+        None if the node launches that already.
 
     Raises
     ------
@@ -144,7 +142,7 @@ def apply(steps: Sequence[Step]) -> Applied:
     Raises
     ------
     Refused
-        ``not-applied``, or as `DriverFailed`; every node is what it was, but for graphs that are
+        ``not-applied``, or as `DriverFailed`; every node is unchanged, except in graphs that are
         `IndexedGraph.broken` now.
     """
     start_ns = time.perf_counter_ns()
@@ -157,7 +155,7 @@ def apply(steps: Sequence[Step]) -> Applied:
         for graph, group in groups:
             owner = graph.alive()
             if owner is None:
-                continue  # the server has dropped it meanwhile
+                continue  # the server has dropped it
             with graph.lock, graph.calls.current():
                 if not graph.gone:
                     _change(graph, group)
@@ -172,10 +170,10 @@ def apply(steps: Sequence[Step]) -> Applied:
 
 
 def _check_replaceable(graph: IndexedGraph, site: Site) -> None:
-    """Refuse a launch that agrees on something with its neighbours, or with the device."""
+    """Refuse a launch that depends on its neighbours or on device state by an attribute."""
     attribute = graph.calls.attribute_of(site.node)
     if attribute:
-        detail = f"the launch is {attribute}, which a changed node cannot take over"
+        detail = f"the launch is {attribute}, which a changed node cannot be"
         raise Refused("launch-attribute", detail=detail)
     graph.calls.check_edges(site.node)
 
@@ -186,7 +184,7 @@ def _packed(graph: IndexedGraph, original: Packed, change: Change) -> Packed:
     if change.arguments is None:
         if original.layout != layout:
             theirs = _shown(original.layout)
-            detail = f"its arguments lie at {theirs}, the variant's at {_shown(layout)}"
+            detail = f"its arguments are at {theirs}, the variant's at {_shown(layout)}"
             raise Refused("layout-differs", detail=detail)
         arguments = original.params.arguments
     else:
@@ -194,7 +192,7 @@ def _packed(graph: IndexedGraph, original: Packed, change: Change) -> Packed:
         sizes = [size for _, size in layout]
         if [len(value) for value in arguments] != sizes:
             given = [len(value) for value in arguments]
-            raise Refused("layout-differs", detail=f"{given} bytes given, {sizes} taken")
+            raise Refused("layout-differs", detail=f"{given} bytes given, {sizes} expected")
     _check_values(arguments, change)
     _check_geometry(change)
     made = replace(
@@ -216,7 +214,7 @@ def _check_values(arguments: Sequence[bytes], change: Change) -> None:
             raise Refused("layout-differs", detail=f"there is no argument {place}")
         value = int.from_bytes(arguments[place], "little")
         if value % number:
-            detail = f"argument {place} is {value:#x}, no multiple of {number}"
+            detail = f"argument {place} is {value:#x}, not a multiple of {number}"
             raise Refused("argument-unaligned", detail=detail)
 
 
@@ -228,14 +226,14 @@ def _check_geometry(change: Change) -> None:
 
 
 def _change(graph: IndexedGraph, group: Sequence[Step]) -> None:
-    """Change a locked graph's nodes; restores them if one of them cannot be."""
+    """Change a locked graph's nodes; restores them if one of them cannot be changed."""
     instance = graph.instance()
     touched = 0
     try:
         for step in group:
             if instance:
                 graph.calls.set_exec(instance, step.site.node, step.new)
-            touched += 1  # a node that the instance has refused is as it was
+            touched += 1  # a node that the instance has refused is unchanged
             graph.calls.set_node(step.site.node, step.new)
             _read_back(graph, step.site.node, step.new)
     except Refused:
@@ -246,11 +244,11 @@ def _change(graph: IndexedGraph, group: Sequence[Step]) -> None:
     for step in group:
         site = step.site
         site.now, site.mark = step.new, step.mark
-        site.retired, site.keeps = site.keeps, step.keeps  # a replay under way still uses them
+        site.retired, site.keeps = site.keeps, step.keeps  # a running replay still uses them
 
 
 def _undo(graph: IndexedGraph, group: Sequence[Step]) -> None:
-    """Take back what a graph has taken, since another one has not."""
+    """Restore a changed graph, because another graph could not be changed."""
     owner = graph.alive()
     try:
         with graph.lock, graph.calls.current():
@@ -271,20 +269,20 @@ def _read_back(graph: IndexedGraph, node: int, packed: Packed) -> None:
 
 
 def _restore(graph: IndexedGraph, step: Step, *, instance: int) -> None:
-    """Put back what a node was; a node that cannot be leaves its graph to the server."""
+    """Restore a node; if that fails, its graph is broken and no longer changed."""
     try:
         if instance:
             graph.calls.set_exec(instance, step.site.node, step.old)
         graph.calls.set_node(step.site.node, step.old)
     except Refused as error:
-        step.site.keeps = (*step.site.keeps, *step.keeps)  # what it launches now is unknown
+        step.site.keeps = (*step.site.keeps, *step.keeps)  # its current launch is unknown
         _broken(graph, error)
         return
     step.site.now, step.site.mark, step.site.keeps = step.before
 
 
 def _essence(found: KernelParams, wanted: KernelParams) -> tuple[Any, ...]:
-    """Return what must be equal; a library's kernel may come back as one of a module."""
+    """Return what must be equal; a library's kernel may be read back as one of a module."""
     whose = found.function if wanted.function else found.kernel or wanted.kernel
     return whose, found.grid, found.block, found.shared_bytes, found.arguments
 

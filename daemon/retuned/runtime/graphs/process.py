@@ -1,4 +1,4 @@
-"""The graphs of this process: found through the PyTorch that the server has loaded."""
+"""Process-wide graphs, found through the PyTorch that the server has loaded."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from retuned.runtime.native.gpu_driver import driver_of
 from retuned.runtime.schema import Refused
 
 OFF = "graphs-off"
-"""Why graphs are not followed where that is switched off."""
+"""Reason code if following graphs is switched off."""
 _LOCK = threading.Lock()
 _FOUND: list[tuple[int, Graphs]] = []
 _CALLS: dict[int, GraphCalls] = {}
 
 
 def process_graphs() -> Graphs:
-    """Return the one follower of this process; after a fork, with nothing of its parent's."""
+    """Return the one `Graphs` of this process; after a fork, without the parent's data."""
     with _LOCK:
         if not _FOUND:
             _FOUND.append((os.getpid(), Graphs(_calls_of, capturing=_capturing, device=_device)))
@@ -35,27 +35,27 @@ def process_graphs() -> Graphs:
 
 
 def captures_under_way() -> bool:
-    """Whether any graph that is followed is being captured, by whichever thread."""
+    """Whether any thread captures a graph that is followed."""
     return any(pid == os.getpid() and found.gate.captures for pid, found in list(_FOUND))
 
 
 def quiet() -> AbstractContextManager[None]:
-    """Hold off captures of graphs that are followed while entered; raises `Refused` under one."""
+    """Block captures of followed graphs in this context; raises `Refused` during one."""
     own = [found for pid, found in list(_FOUND) if pid == os.getpid()]
     return own[0].gate.changing() if own else nullcontext()
 
 
 def follow_torch(graphs: Graphs) -> None:
-    """Follow PyTorch's graphs as soon as PyTorch is there.
+    """Follow PyTorch's graphs as soon as PyTorch is loaded.
 
-    With ``RETUNED_GRAPHS=off``, and where they cannot be kept, their captures are only noticed: a
-    check must not end one, and what replays run is not to be claimed.
+    With ``RETUNED_GRAPHS=off``, and where they cannot be kept, their captures are only observed: a
+    check must not end a capture, and launches of replays must not be counted as followed.
     """
     if graphs.torch.watched:
         return
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "cuda") or not hasattr(torch, "version"):
-        torch = None  # not there, or half imported: asked again
+        torch = None  # not loaded, or not fully: checked again later
     if os.environ.get("RETUNED_GRAPHS", "").strip().lower() in ("off", "0", "false"):
         graphs.reason = OFF
     if torch is None or (graphs.reason and not hasattr(torch.cuda, "CUDAGraph")):

@@ -1,9 +1,9 @@
-"""Capturing graphs again, where changing their nodes is not enough; only servers can do it.
+"""Recapture of graphs by the server, where changing their nodes is not enough.
 
-A server that can capture its graphs again says so by a callback. While it runs, slots whose order
-is fully in force are recorded with their variant. What was recorded so is not reached by a change
-of nodes any more: on the way back the callback is called again, without being asked for, and until
-it has ended the graphs go on with the variant.
+A server that can capture its graphs again registers a callback. While the callback runs, slots
+whose order is fully active are captured with their variant. Changing nodes does not reach these
+launches. So a rollback calls the callback again, without a request, and until it has ended the
+graphs continue to launch the variant.
 """
 
 from __future__ import annotations
@@ -18,36 +18,35 @@ from retuned.runtime.schema import Refused
 log = logging.getLogger(__name__)
 
 Capture = Callable[[], object]
-"""Captures graphs again and lets the server replay the new ones; returns when that is done."""
+"""Captures graphs again and makes the server replay the new ones; returns when that is done."""
 
 RECORDED = "recorded"
-"""Reason of a node that was captured with a variant which is no longer to run there."""
+"""Reason code of a node that was captured with a variant which must no longer run there."""
 
 
 class Recapture:
-    """Who can capture again, and whether it is wanted."""
+    """Callbacks that can capture again, and whether a recapture is needed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._offers: list[Capture] = []
         self._thread: int | None = None
         self.wanted = False
-        """Whether graphs hold a variant that is no longer in force."""
+        """Whether graphs contain a variant that is no longer active."""
         self.failures = 0
         """Callbacks that have raised."""
 
     @property
     def offers(self) -> int:
-        """How many callbacks there are."""
+        """Number of registered callbacks."""
         return len(self._offers)
 
     @property
     def under_way(self) -> bool:
-        """Whether graphs are being captured again at this moment."""
         return self._thread is not None
 
     def offer(self, capture: Capture) -> Callable[[], None]:
-        """Register a callback; return what withdraws it."""
+        """Register a callback; return the function that withdraws it."""
         self._offers.append(capture)
 
         def withdraw() -> None:
@@ -57,13 +56,13 @@ class Recapture:
         return withdraw
 
     def run(self) -> int:
-        """Let every server part capture again; return how many did.
+        """Let every part of the server capture again; return how many did.
 
         Raises
         ------
         Refused
             ``recapture-unavailable`` if no callback is registered, ``recapture-under-way`` or
-            ``recapture-failed``; what was captured before goes on being replayed.
+            ``recapture-failed``; the earlier graphs continue to be replayed.
         """
         offers = list(self._offers)
         if not offers:
@@ -74,7 +73,7 @@ class Recapture:
             for capture in offers:
                 try:
                     capture()
-                except Exception as error:  # the server's own code: whatever it raises
+                except Exception as error:  # the server's own code may raise anything
                     self.failures += 1
                     self.wanted = True
                     log.exception("capturing graphs again failed")
@@ -84,7 +83,7 @@ class Recapture:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         if not self._lock.acquire(blocking=False):
-            raise Refused("recapture-under-way", detail="ask again when it has ended")
+            raise Refused("recapture-under-way", detail="try again when it has ended")
         self._thread = threading.get_ident()
         try:
             yield

@@ -1,4 +1,4 @@
-"""What graphs say about themselves, as JSON data for the control socket."""
+"""Reports on graphs, as JSON data for the control socket."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from retuned.runtime.graphs.index import IndexedGraph, Site
 MAX_SHOWN = 256
 """Graphs in one answer."""
 UNNOTED = "not-noted"
-"""Reason of a node that is no noted launch of a slot or of a Triton kernel."""
+"""Reason code of a node that is not a recorded launch of a slot or of a Triton kernel."""
 
 
 def graphs_state(graphs: Graphs, *, after: int = 0) -> dict[str, Any]:
-    """Return what is followed and what is not.
+    """Return which graphs are followed and which are not.
 
     Parameters
     ----------
     graphs
         Of this process.
     after
-        Number of the last graph that was shown before.
+        Number of the last graph of the previous page.
     """
     every = sorted(graphs.index, key=lambda graph: graph.number)
     rest = [graph for graph in every if graph.number > after]
@@ -46,7 +46,7 @@ def graphs_state(graphs: Graphs, *, after: int = 0) -> dict[str, Any]:
 
 
 def slot_graphs(graphs: Graphs, slot: Slot) -> dict[str, Any]:
-    """Return what became of one slot's launches in graphs."""
+    """Return the state of one slot's launches in graphs."""
     target = graphs.target_of(slot)
     if target is None:
         return {"nodes": 0, "swapped": 0, "unreachable": {}, "launches": 0}
@@ -63,7 +63,7 @@ def slot_graphs(graphs: Graphs, slot: Slot) -> dict[str, Any]:
 
 
 def graph_launches(graphs: Graphs, slot: Slot) -> int:
-    """Return how often replays have launched the variant of the order in force."""
+    """Return how often replays have launched the variant of the active order."""
     order = slot.table.in_force
     if order is None or order.artifact is None:
         return 0

@@ -1,4 +1,4 @@
-"""What the host does about graphs: few words, so that it stays a host."""
+"""Service of graphs for the runtime's host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class HostedGraphs:
     Parameters
     ----------
     interception
-        Of Triton's launches; None where there is none.
+        Of Triton's launches; None without it.
     graphs
         Returns the graphs of this process.
     """
@@ -36,7 +36,7 @@ class HostedGraphs:
     ) -> None:
         self._interception = interception
         self._graphs = graphs
-        graphs()  # PyTorch's graphs are followed from now on, if it is there
+        graphs()  # follows PyTorch's graphs from now on, if PyTorch is loaded
 
     def add(self, slot: Slot) -> None:
         """Let a slot's launches in graphs follow what it serves."""
@@ -55,32 +55,32 @@ class HostedGraphs:
             )
 
     def remove(self, slot: Slot) -> None:
-        """Give a slot's nodes their originals back."""
+        """Restore the originals of a slot's nodes."""
         self._graphs().remove_slot(slot)
 
     def housekeeping(self) -> None:
-        """Do what had to wait; called by the control thread when idle."""
+        """Do postponed work; called by the control thread when idle."""
         graphs = self._graphs()
         follow_torch(graphs)
         graphs.housekeeping()
 
     def quiet(self) -> AbstractContextManager[None]:
-        """Hold off captures of graphs while entered; raises `Refused` if one is under way."""
+        """Block captures of graphs in this context; raises `Refused` if one is running."""
         return self._graphs().gate.changing()
 
     def replays(self) -> int:
-        """Return how often graphs that are followed were launched."""
+        """Return how often followed graphs were launched."""
         return sum(graph.replays for graph in self._graphs().index)
 
     def state(self, slot: Slot) -> dict[str, Any]:
-        """Return what became of a slot's launches in graphs."""
+        """Return the state of a slot's launches in graphs."""
         return slot_graphs(self._graphs(), slot)
 
     def counted(self, slot: Slot, sample: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a slot's sample with the launches of its variant that replays have made.
+        """Return a slot's sample with the launches of its variant by graph replays.
 
-        A server that only replays graphs launches nothing through its slots; what engaged is seen
-        here alone.
+        A server that only replays graphs launches nothing through its slots; only these counts show
+        whether its variant runs.
         """
         graphs = self._graphs()
         launches = graph_launches(graphs, slot)
@@ -93,7 +93,7 @@ class HostedGraphs:
         }
 
     def recapture(self, _: Mapping[str, Any]) -> dict[str, Any]:
-        """Have the server capture its graphs again, with the variants in force.
+        """Make the server capture its graphs again, with the active variants.
 
         Raises
         ------
@@ -103,12 +103,12 @@ class HostedGraphs:
         return {"captured": self._graphs().recapture.run()}
 
     def offer(self, capture: Callable[[], object]) -> Callable[[], None]:
-        """Let a part of the server capture again what cannot be changed; return the way back."""
+        """Register a callback that captures again; return the function that withdraws it."""
         return self._graphs().recapture.offer(capture)
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state of all graphs, in pages; raises `Refused` for a bad request."""
         after = request.get("after", 0)
         if type(after) is not int or after < 0:
-            raise Refused("bad-request", detail="'after' is the number of a graph")
+            raise Refused("bad-request", detail="'after' must be the number of a graph")
         return graphs_state(self._graphs(), after=after)

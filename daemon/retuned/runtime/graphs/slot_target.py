@@ -1,4 +1,4 @@
-"""A slot's launches inside graphs: noted at capture, and made to follow what the slot serves."""
+"""Slot target: a slot's launches inside graphs, recorded at capture, which follow the slot."""
 
 from __future__ import annotations
 
@@ -21,35 +21,33 @@ class Target(Protocol):
 
     @property
     def name(self) -> str:
-        """Its own among all that are followed."""
+        """Unique among all targets."""
         ...
 
     @property
-    def slot(self) -> Slot:
-        """What decides who runs."""
-        ...
+    def slot(self) -> Slot: ...
 
     def is_mine(self, site: Site) -> bool:
-        """Whether a node is a launch of this."""
+        """Whether a node is a launch of this target."""
         ...
 
     def admitted(self, site: Site) -> str | None:
-        """Return what marks the order whose variant is to run at a node; None for the original."""
+        """Return the mark of the order whose variant must run at a node; None for the original."""
         ...
 
     def change(self, graph: IndexedGraph, site: Site, original: KernelParams) -> Change:
-        """Return what an admitted node is to launch; raises `Refused` with why it cannot."""
+        """Return what an admitted node must launch; raises `Refused` if it cannot."""
         ...
 
     def note_captures(self, on: bool) -> None:
-        """Note launches that are recorded from now on, or no longer."""
+        """Start or stop to record launches that are captured."""
         ...
 
 
 def serving(slot: Slot, key: Key) -> Swapped | None:
     """Return the order whose variant all launches of these lengths run; None for the original.
 
-    A node launches one or the other: while an order is a canary, graphs stay with the original.
+    A node launches one or the other: while an order is a canary, graphs keep the original.
     """
     table = slot.table
     order = table.in_force
@@ -68,9 +66,9 @@ class SlotTarget:
     slot
         Of the server.
     name
-        Its own among all that are followed.
+        Unique among all targets.
     recorder
-        Returns what notes its launches.
+        Returns what records its launches.
     capturing
         Returns (device, handle) of the current stream while it is captured; else None.
     recapturing
@@ -94,20 +92,18 @@ class SlotTarget:
 
     @property
     def name(self) -> str:
-        """Its own among all that are followed."""
         return self._name
 
     @property
     def slot(self) -> Slot:
-        """Of the server."""
         return self._slot
 
     def is_mine(self, site: Site) -> bool:
-        """Whether a node was noted as a launch of the slot."""
+        """Whether a node was recorded as a launch of the slot."""
         return site.note is not None and site.note.target == self.name
 
     def admitted(self, site: Site) -> str | None:
-        """Return the order whose variant is to run at a node; None for the original."""
+        """Return the mark of the order whose variant must run at a node; None for the original."""
         assert site.note is not None, "only nodes that were noted belong to a slot"
         order = serving(self.slot, site.note.key)
         return None if order is None else order.mark
@@ -118,28 +114,28 @@ class SlotTarget:
         Raises
         ------
         Refused
-            Whatever keeps the node from being reached.
+            With the reason why the node cannot be changed.
         """
         assert site.note is not None, "only nodes that were noted belong to a slot"
         order = serving(self.slot, site.note.key)
         if order is None or order.variant is None:
-            raise Refused("not-prepared", detail="the order was taken back this moment")
+            raise Refused("not-prepared", detail="the order has just been rolled back")
         if order.distortion is not None:
-            raise Refused("distorted", detail="a fault is played; graphs keep the original")
+            raise Refused("distorted", detail="a fault is injected; graphs keep the original")
         return change_of(
             order.variant, site.note, original=original, calls=graph.calls, mark=order.mark
         )
 
     def note_captures(self, on: bool) -> None:
-        """Route launches past the recorder while graphs are captured; not at other times."""
+        """Route launches through the recorder, only while graphs are captured."""
         self.slot.note_captures(self if on else None)
 
     def wrap(self, key: Key, run: Run) -> Run:
-        """Return what notes a launch if it is recorded, and only launches otherwise."""
+        """Return a function that launches, and records the launch if it is captured."""
         capturing, recorder, slot, name = self._capturing, self._recorder, self.slot, self.name
         weights, recapturing = slot.spec.constant_inputs, self._recapturing
 
-        def noted(*inputs: Any) -> Any:  # noqa: ANN401 - whatever the launch returns
+        def noted(*inputs: Any) -> Any:  # noqa: ANN401 - result of the launch
             stream = capturing()
             if stream is None:
                 return run(*inputs)
@@ -155,13 +151,13 @@ class SlotTarget:
 
 
 def _recording(slot: Slot, key: Key, order: Swapped, recorded: list[str]) -> Run:
-    """Return what records the variant, and the original where the variant cannot be."""
+    """Return a function that launches the variant, or the original if the variant cannot run."""
 
     def launch(*inputs: Any) -> Any:  # noqa: ANN401 - as the original
-        assert order.variant is not None, "an order that serves has one"
+        assert order.variant is not None, "an active order has one"
         try:
             output = order.variant.launcher(key)(inputs)
-        except Exception as error:  # the variant is a stranger: whatever it raises, serve
+        except Exception as error:  # untrusted code: the original serves, whatever is raised
             order.count_error(error)
             return slot.original(*inputs)
         if isinstance(output, Ineligible):

@@ -1,7 +1,8 @@
-"""What a kernel node is made of, as both vendors lay it out in memory.
+"""Structures of a kernel node, in the memory layouts of both vendors.
 
-Arguments of a kernel are bytes here: the drivers copy them when a node is set, and hand out memory
-of their own when it is read, valid until the node changes; so everything is copied, both ways.
+Arguments of a kernel are bytes here. The drivers copy them when a node is set. When a node is read,
+they return their own memory, which is valid until the node changes; so everything is copied in both
+directions.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Size = tuple[int, int, int]
 """Along x, y and z."""
 
 MAX_ARGUMENTS = 4096
-"""More than any kernel has: its arguments fill 32 KiB at the most."""
+"""More than any kernel has: its arguments have at most 32 KiB."""
 MAX_ARGUMENT_BYTES = 32 << 10
 """All arguments of one kernel on either vendor's devices."""
 
@@ -55,7 +56,7 @@ class Dim3(ctypes.Structure):
 
 
 class HipKernelNodeParams(ctypes.Structure):
-    """``hipKernelNodeParams``: the same things, in the alphabet's order."""
+    """``hipKernelNodeParams``: the same fields, in alphabetical order."""
 
     _fields_ = (
         ("blockDim", Dim3),
@@ -69,12 +70,12 @@ class HipKernelNodeParams(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelParams:
-    """One launch as a graph holds it."""
+    """One launch in a graph."""
 
     function: int
-    """Handle of the kernel in a module; 0 where the node has `kernel` instead."""
+    """Handle of the kernel in a module; 0 if the node has `kernel` instead."""
     kernel: int = 0
-    """NVIDIA: handle of a kernel that belongs to no context yet (a library's); else 0."""
+    """NVIDIA: handle of a kernel that does not belong to a context yet (a library's); else 0."""
     context: int = 0
     """NVIDIA: where `kernel` runs; 0 is the current one."""
     grid: Size
@@ -92,17 +93,15 @@ class Packed:
     """A vendor's structure with all the memory that it points to."""
 
     params: KernelParams
-    """What was packed."""
     structure: Any
-    """Of the vendor; to be handed to the driver by reference."""
+    """Of the vendor; to be passed to the driver by reference."""
     held: tuple[Any, ...]
     """Buffers that must live as long."""
     layout: Layout
-    """How the kernel's arguments lie."""
+    """Layout of the kernel's arguments."""
 
 
 def structure_of(vendor: str) -> type[ctypes.Structure]:
-    """Return the vendor's structure."""
     return CudaKernelNodeParams if vendor == "nvidia" else HipKernelNodeParams
 
 
@@ -124,7 +123,7 @@ def pack(params: KernelParams, layout: Layout, *, vendor: str) -> Packed:
 
 
 def unpack(structure: Any, layout: Layout, *, vendor: str) -> KernelParams:  # noqa: ANN401 - a ctypes structure
-    """Copy what the driver has answered about a node.
+    """Copy the driver's answer about a node.
 
     Raises
     ------
@@ -151,7 +150,7 @@ def unpack(structure: Any, layout: Layout, *, vendor: str) -> KernelParams:  # n
 
 
 def check_layout(layout: Sequence[tuple[int, int]]) -> Layout:
-    """Return a layout as it may be believed: in order, apart, of a size that kernels have.
+    """Return a valid layout: in order, without overlap, of a size that kernels have.
 
     Raises
     ------
@@ -188,11 +187,11 @@ def _arguments(structure: Any, layout: Layout) -> tuple[bytes, ...]:  # noqa: AN
         packed = _packed_buffer(structure.extra)
         if packed is not None and len(packed) >= layout[-1][0] + layout[-1][1]:
             return tuple(packed[offset : offset + size] for offset, size in layout)
-    raise Refused("layout-differs", detail="the node shows no arguments, and its kernel takes some")
+    raise Refused("layout-differs", detail="the node has no arguments, but its kernel takes some")
 
 
 def _packed_buffer(extra: int) -> bytes | None:
-    """Return the buffer that ``extra`` names: pairs of a word and an address, ended by another."""
+    """Return the buffer in ``extra``: pairs of a marker and an address, ended by another marker."""
     words = (ctypes.c_void_p * _MAX_EXTRA).from_address(extra)
     at, size = None, None
     for place in range(0, _MAX_EXTRA, 2):

@@ -1,9 +1,9 @@
-"""PyTorch's graphs, kept and told of: the methods of ``torch.cuda.CUDAGraph`` are wrapped.
+"""Torch graphs, kept and reported: the methods of ``torch.cuda.CUDAGraph`` are wrapped.
 
-A graph's nodes can be changed only while the graph that was captured exists. Servers rarely ask for
-that (``keep_graph=True``), so every graph made from now on is kept, and instantiated at the end of
-its capture if its server expects that. Works for every `CUDAGraph` of the process, whoever makes
-it. Nothing here raises into the server but what PyTorch raises.
+A graph's nodes can be changed only while its source graph exists. Servers rarely request that
+(``keep_graph=True``), so every graph created from now on is kept. If its server did not request it,
+the graph is instantiated at the end of its capture, as that server expects. This works for every
+`CUDAGraph` of the process. The wrappers raise only what PyTorch raises.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ENTRY = "_retuned_entry"
 _ASKED = "_retuned_asked_to_keep"
 _FORGET = "_retuned_seen_before"
 _WHATEVER = (AttributeError, KeyError, OSError, Refused, RuntimeError, TypeError, ValueError)
-"""What following a graph may raise; the server's capture is not its victim."""
+"""Exceptions of following a graph; they must not reach the server's capture."""
 
 
 class TrackedGraph(Protocol):
@@ -37,14 +37,14 @@ class TrackedGraph(Protocol):
 
 
 class Watcher(Protocol):
-    """Is told of captures."""
+    """Receives notifications of captures."""
 
     def began(self, graph: Any) -> None:  # noqa: ANN401 - a CUDAGraph
-        """Follow a capture that is going to begin."""
+        """Follow a capture that is about to begin."""
         ...
 
     def ended(self, graph: Any, *, ok: bool) -> TrackedGraph | None:  # noqa: ANN401 - a CUDAGraph
-        """Follow a captured graph; return what to count and lock its replays by."""
+        """Follow a captured graph; return the object that counts and locks its replays."""
         ...
 
     def gone(self, graph: Any) -> None:  # noqa: ANN401 - a CUDAGraph
@@ -52,17 +52,17 @@ class Watcher(Protocol):
         ...
 
     def unknown(self) -> None:
-        """Count a graph that is replayed and whose capture was not seen."""
+        """Count a graph that is replayed and whose capture was not observed."""
         ...
 
 
 class TorchGraphs:
-    """The wrapped class, and the way back.
+    """Wraps and restores the class of PyTorch's graphs.
 
     Parameters
     ----------
     watcher
-        Is told of captures.
+        Receives notifications of captures.
     """
 
     def __init__(self, watcher: Watcher) -> None:
@@ -78,11 +78,11 @@ class TorchGraphs:
 
     @property
     def watched(self) -> bool:
-        """Whether captures are told of at all."""
+        """Whether captures are reported at all."""
         return self._cls is not None
 
     def watch(self, torch: Any) -> bool:  # noqa: ANN401 - the module
-        """Tell of captures, and leave the graphs as they are; False if this PyTorch has none."""
+        """Report captures without keeping graphs; False if this PyTorch has no graphs."""
         with self._lock:
             cls = getattr(getattr(torch, "cuda", None), "CUDAGraph", None)
             names = ("capture_begin", "capture_end", "replay", "reset")
@@ -93,7 +93,7 @@ class TorchGraphs:
             return True
 
     def install(self, torch: Any) -> None:  # noqa: ANN401 - the module
-        """Follow graphs from now on; once is enough.
+        """Follow graphs from now on; idempotent.
 
         Raises
         ------
@@ -104,7 +104,7 @@ class TorchGraphs:
             if self._kept:
                 return
             if self._cls is not None:
-                raise Refused("graphs-not-kept", detail="captures are only noticed already")
+                raise Refused("graphs-not-kept", detail="captures are already only observed")
             cls = _graph_class(torch)
             self._wrap(cls, self._wrappers(cls) | _keepers(cls))
             self._kept = True
@@ -116,7 +116,7 @@ class TorchGraphs:
         self._cls = cls
 
     def uninstall(self) -> None:
-        """Put PyTorch's methods back; graphs that were kept go on being kept."""
+        """Restore PyTorch's methods; graphs that were kept continue to be kept."""
         with self._lock:
             cls, self._cls, self._kept = self._cls, None, False
             if cls is None:
@@ -195,7 +195,7 @@ class TorchGraphs:
 
     def _finish(self, graph: Any, *, ok: bool) -> None:  # noqa: ANN401 - a CUDAGraph
         graph.__dict__.pop(_ENTRY, None)
-        graph.__dict__[_FORGET] = True  # it was seen, even if it cannot be followed
+        graph.__dict__[_FORGET] = True  # it was observed, even if it cannot be followed
         try:
             entry = self._watcher.ended(graph, ok=ok)
         except _WHATEVER:
@@ -212,7 +212,7 @@ class TorchGraphs:
 
 
 def _keepers(cls: Any) -> dict[str, Any]:  # noqa: ANN401 - a class
-    """Return what keeps graphs when they are made, and their instances while they are changed."""
+    """Return methods that keep new graphs, and keep their instances while they are changed."""
     return {
         "__new__": staticmethod(_new_of(cls)),
         "__init__": _init_of(cls),

@@ -1,8 +1,8 @@
-"""What a loaded variant would launch at a node of a graph.
+"""Variant launches for nodes of a graph.
 
-A node replays with the addresses of its capture, so they are all that a variant can be given. That
-the node really is the launch that was noted is proven by its arguments: every tensor that the slot
-was given and gave back must be among them.
+A node replays with the addresses of its capture, so a variant can only get these. The arguments
+prove that the node is the recorded launch: every input and output tensor of the slot must be among
+them.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from retuned.runtime.triton.variant import TritonVariant
 _ALIGN = 16
 _POINTER_BYTES = 8
 MAX_SCRATCH_BYTES = 64 << 20
-"""Workspace of one node: each has its own, since two of them may run at the same time."""
+"""Workspace of one node; each has a separate one, since two of them may run at the same time."""
 
 
 def change_of(
     variant: Variant, note: Note, *, original: KernelParams, calls: GraphCalls, mark: str
 ) -> Change:
-    """Return what a node is to launch.
+    """Return what a node must launch.
 
     Parameters
     ----------
     variant
         Loaded; compiled for the lengths of the note.
     note
-        What was launched there.
+        The recorded launch.
     original
         The node as it was captured.
     calls
@@ -86,7 +86,7 @@ def triton_launch(compiled: Any) -> tuple[int, tuple[int, int, int], int]:  # no
 
 
 def learn_layout(calls: GraphCalls, compiled: Any) -> None:  # noqa: ANN401 - CompiledKernel
-    """Let the calls of a device know how a compiled kernel's arguments lie, if the driver cannot.
+    """Store the layout of a compiled kernel's arguments, if the driver cannot return it.
 
     Raises
     ------
@@ -99,16 +99,16 @@ def learn_layout(calls: GraphCalls, compiled: Any) -> None:  # noqa: ANN401 - Co
 
 
 def null_scratch(compiled: Any, layout: Layout, given: int) -> list[bytes]:  # noqa: ANN401 - CompiledKernel
-    """Return what follows the arguments of a kernel's source: Triton's own workspaces, all null.
+    """Return the arguments after those of a kernel's source: Triton's own workspaces, all null.
 
     Raises
     ------
     Refused
-        ``scratch-needed`` if the kernel really wants one.
+        ``scratch-needed`` if the kernel needs one.
     """
     facts = compiled.metadata
     if any(getattr(facts, f"{kind}_scratch_size", 0) for kind in ("global", "profile")):
-        raise Refused("scratch-needed", detail="the variant wants a workspace of Triton's")
+        raise Refused("scratch-needed", detail="the variant needs a workspace from Triton")
     return [bytes(_POINTER_BYTES)] * max(0, len(layout) - given)
 
 
@@ -124,7 +124,7 @@ def _check_tensors(variant: LoadedVariant, note: Note, original: KernelParams) -
             *(shape, tensor.dtype, device, True),
         )
         if not same or seen.address % _ALIGN:
-            raise Refused("tensor-kind", detail=f"'{tensor.name}' is not what a variant takes")
+            raise Refused("tensor-kind", detail=f"a variant does not accept this '{tensor.name}'")
     numbers = {
         int.from_bytes(value, "little")
         for value in original.arguments
@@ -132,12 +132,12 @@ def _check_tensors(variant: LoadedVariant, note: Note, original: KernelParams) -
     }
     for tensor, seen in zip(wanted, found, strict=True):
         if seen.address not in numbers:
-            detail = f"the node was not given '{tensor.name}': it is another launch"
+            detail = f"the node has no argument '{tensor.name}': it is another launch"
             raise Refused("arguments-unmatched", detail=detail)
 
 
 def _addresses(variant: LoadedVariant, note: Note) -> tuple[list[int], list[Any]]:
-    """Return the address of every tensor, with weights in the layouts that the variant wants."""
+    """Return the address of every tensor, with weights in the layouts that the variant needs."""
     addresses = [seen.address for seen in (*note.inputs, *note.outputs)]
     keeps: list[Any] = [variant]
     weights = dict(note.weights)
@@ -161,7 +161,7 @@ def _gpu_change(
 ) -> Change:
     kernel = variant.kernel
     if not kernel.handle:
-        raise Refused("unloaded", detail="the object has been given back")
+        raise Refused("unloaded", detail="the object has been unloaded")
     if variant.scratch_floats:
         tensors = [*tensors, _scratch(variant.scratch_floats, variant.device, keeps)]
     numbers = [*tensors, *values]
@@ -192,7 +192,7 @@ def _triton_change(
     kernel = steps.kernels[0]
     compiled = kernel.compiled_at(values, device=variant.device)
     if compiled is None:
-        variant.runner(tuple(values))  # asks for it to be compiled, off the request path
+        variant.runner(tuple(values))  # queues it for compiling, off the request path
         raise Refused("not-compiled", detail=f"nothing is compiled yet for {tuple(values)}")
     function, block, shared_bytes = triton_launch(compiled)
     learn_layout(calls, compiled)
@@ -218,7 +218,7 @@ def _triton_arguments(
     device: Any,  # noqa: ANN401 - torch.device
     keeps: list[Any],
 ) -> list[bytes]:
-    """Return what the compiled entry takes: pointers, and run-time lengths as int32."""
+    """Return the arguments of the compiled entry: pointers, and run-time lengths as int32."""
     binding = kernel.binding
     template, places = binding.template(values)
     holes = dict(places)
@@ -239,11 +239,11 @@ def _triton_arguments(
 
 
 def _scratch(floats: int, device: Any, keeps: list[Any]) -> int:  # noqa: ANN401 - torch.device
-    """Make the workspace of one node; it lives as long as the node uses it."""
+    """Allocate the workspace of one node; it lives as long as the node uses it."""
     if 4 * floats > MAX_SCRATCH_BYTES:
         detail = f"{4 * floats} bytes for each node, at most {MAX_SCRATCH_BYTES}"
         raise Refused("scratch-too-large", detail=detail)
-    torch = __import__("torch")  # the server has loaded it: there are graphs
+    torch = __import__("torch")  # the server has loaded it, since there are graphs
     try:
         made = torch.empty(floats, dtype=torch.float32, device=device)
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""How the drivers of both vendors name their graph calls."""
+"""Vendors' names of the graph calls in their drivers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """What the calls are named."""
-
     prefix: str
     params: str
     set_params: str
     set_exec: str
     capture: str
     layout: tuple[str, str]
-    """Calls for a module's function and for a library's kernel; empty where there is none."""
+    """Calls for a module's function and for a library's kernel; empty if there is none."""
 
 
 NAMES = {
@@ -39,7 +37,7 @@ NAMES = {
 
 
 def required_calls(vendor: str) -> tuple[str, ...]:
-    """Return the names without which nothing works."""
+    """Return the names of the calls that graphs cannot do without."""
     names = NAMES[vendor]
     common = ("GraphGetNodes", "GraphNodeGetType", "GraphNodeGetDependencies")
     return (

@@ -1,9 +1,9 @@
 """Interception of Triton launches in this process.
 
-`install` puts one hook where every launch of a ``@triton.jit`` function passes; `uninstall` takes
-it away. Launches are counted by shape; what was seen can be lifted into definitions, and a variant
-can take launches over, shape by shape. Triton is never imported from here: it is hooked once the
-server has imported it.
+`install` puts one hook where every launch of a ``@triton.jit`` function passes; `uninstall` removes
+it. Launches are counted by shape. Observed launches can be lifted into definitions, and a variant
+can replace launches, shape by shape. This package never imports Triton: it installs the hook after
+the server has imported Triton.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def install() -> dict[str, str]:
     Returns
     -------
     dict
-        ``on`` or a reason code, for compiled kernels (``jit``) and for the ``interpreter``. Where
-        Triton is not imported yet, the control thread hooks it when it is.
+        ``on`` or a reason code, for compiled kernels (``jit``) and for the ``interpreter``. If
+        Triton is not imported yet, the control thread installs the hook later.
     """
     if os.environ.get("RETUNED_RUNTIME", "").strip().lower() in ("off", "0", "false"):
         return {"jit": "runtime-off", "interpreter": "runtime-off"}
@@ -44,5 +44,5 @@ def install() -> dict[str, str]:
 
 
 def uninstall() -> None:
-    """Put everything back as it was; idempotent."""
+    """Restore what was there before; idempotent."""
     current().uninstall()

@@ -1,4 +1,4 @@
-"""What one launch was given, described without keeping any of it alive."""
+"""Arguments of one launch, described without keeping their tensors alive."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 ALIGN = 16
-"""Bytes; Triton compiles for pointers that are so aligned, and for those that are not."""
+"""Bytes; Triton compiles separate code for pointers with and without this alignment."""
 _OPTIONS = (
     *("num_warps", "num_stages", "num_ctas", "maxnreg"),
     *("waves_per_eu", "matrix_instr_nonkdim", "kpack"),
@@ -20,16 +20,13 @@ _MAX_INT = 2**64
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument."""
-
     name: str
-    """Of the parameter."""
     kind: str
     """``pointer``, ``int``, ``float``, ``constexpr`` or ``other``."""
     dtype: str
     """Element type of a pointer, such as ``float16``; type of a number; empty for a constexpr."""
     value: Any
-    """Of numbers and constexprs, as JSON data."""
+    """Value of a number or constexpr, as JSON data."""
     numel: int | None
     """Elements of a pointer's tensor."""
     aligned16: bool | None
@@ -53,16 +50,15 @@ class Observation:
     arguments: tuple[Argument, ...]
     """In the order of the parameters."""
     options: Mapping[str, Any]
-    """What it was compiled with, as JSON data."""
+    """Compile options, as JSON data."""
     grid: tuple[int, ...]
     """Programs per dimension; always three."""
     raw: tuple[Any, ...] = field(repr=False)
-    """Per parameter: the element type of a pointer, as the server's tensors name it, or the value
-    itself. No tensor."""
+    """Per parameter: the dtype object of a pointer's tensor, or the value itself. No tensors."""
     given: Mapping[str, Any] = field(repr=False)
     """Options as the launch named them."""
     grid_code: Any = field(repr=False)
-    """Code of the function that gave the grid; None where the grid was numbers."""
+    """Code of the function that returned the grid; None if the grid was numbers."""
 
 
 def observe(
@@ -88,7 +84,7 @@ def observe(
     grid
         One to three whole numbers.
     grid_code
-        Code of the function that gave it.
+        Code of the function that returned the grid.
 
     Raises
     ------
@@ -111,7 +107,7 @@ def observe(
 
 
 def is_pointer(value: object) -> bool:
-    """Whether Triton takes the value for a pointer."""
+    """Whether Triton treats the value as a pointer."""
     return hasattr(value, "data_ptr") and hasattr(value, "dtype")
 
 
@@ -121,7 +117,7 @@ def dtype_name(dtype: object) -> str:
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401 - an untrusted argument
-    """Return a value as JSON data; what is no plain value becomes an object that says what it is.
+    """Return a value as JSON data; other objects become an object that names their type.
 
     >>> plain(3), plain(1e-6), plain(True), plain(len)
     (3, 1e-06, True, {'object': 'builtin_function_or_method'})
@@ -163,7 +159,7 @@ def _argument(name: str, constexpr: bool, value: Any) -> Argument:  # noqa: ANN4
 
 
 def width(value: int) -> str:
-    """Return the type Triton gives a whole number."""
+    """Return the type that Triton gives a whole number."""
     if -(2**31) <= value < 2**31:
         return "int32"
     return "int64" if value < 2**63 else "uint64"

@@ -20,26 +20,26 @@ class LaunchOutcome:
     variant: Any
     """A `KernelVariant`."""
     plan: Any
-    """Its `Plan` for the kernel."""
+    """The variant's `Plan` for the kernel."""
     ready: Any
-    """Its compiled code, `Ready`."""
+    """The variant's compiled code, `Ready`."""
     key: Key
     """Lengths of the variable axes."""
     grid: GridNumbers
-    """Of the variant's launch."""
+    """Grid of the variant's launch."""
 
 
 class LaunchCall:
-    """A launch as the server made it, which may still become the server's own or a variant's.
+    """A launch as the server made it; the server's own code or a variant may execute it.
 
     Parameters
     ----------
     kernel
-        What is launched.
+        The launched kernel.
     target
         The ``JITFunction``, or the ``GridExecutor`` of the interpreter.
     args, kwargs
-        As the server gave them.
+        As the server passed them.
     grid
         Numbers, or a function of the arguments.
     plain
@@ -48,14 +48,16 @@ class LaunchCall:
         The same, counted.
     """
 
-    # Not slots: what most launches leave as it is costs nothing to make.
+    # Class attributes, not slots: most launches keep the defaults, which then cost nothing.
     result: Any = None
-    """What the server gets: what Triton's launch returns."""
+    """Result for the server: what Triton's launch returns."""
     spare: list[Any] | None = None
-    """On a checked launch: arguments whose memory is not the server's. The variant is only run
-    on them once the launch is checked."""
+    """On a checked launch: arguments in memory that does not belong to the server.
+
+    After the check, the variant may only be run on them.
+    """
     ran: LaunchOutcome | None = None
-    """What served it; None for the server's own code, and for a launch that was checked."""
+    """What served the launch; None for the server's own code, and for a launch that was checked."""
     _values: Sequence[Any] | None = None
     _grid: GridNumbers | None = None
     _reference: list[Any] | None = None
@@ -81,7 +83,7 @@ class LaunchCall:
 
     @property
     def reference(self) -> list[Any]:
-        """On a checked launch: what the server's own code made of the same inputs."""
+        """On a checked launch: outputs of the server's own code for the same inputs."""
         if self._reference is None:
             self._reference = []
         return self._reference
@@ -92,15 +94,15 @@ class LaunchCall:
         return any(getattr(value, "is_cuda", False) for value in self.values())
 
     def through_slot(self) -> Any:  # noqa: ANN401 - as Triton's launch
-        """Let the kernel's slot decide who runs."""
+        """Let the kernel's slot choose what runs."""
         slot = self.kernel.slot
-        if slot is None:  # closed this moment
+        if slot is None:  # closed by another thread
             return self.stock()
         slot(self)
         return self.result
 
     def stock(self) -> Any:  # noqa: ANN401 - as Triton's launch
-        """Run the server's own code, untouched."""
+        """Run the server's own code, unchanged."""
         self.result = self.counted(self.kernel, self.target, self.args, self.kwargs)
         return self.result
 
@@ -125,17 +127,17 @@ class LaunchCall:
         }
 
     def grid_numbers(self) -> GridNumbers:
-        """Return the grid of the server's own launch; raises ValueError if it is none."""
+        """Return the grid of the server's own launch; raises ValueError if it is invalid."""
         if self._grid is None:
             grid = self.grid
             if grid.__class__ is tuple and len(grid) == 1 and grid[0].__class__ is int:
-                self._grid = (grid[0], 1, 1)  # the usual one
+                self._grid = (grid[0], 1, 1)  # the usual case
             else:
                 self._grid = self.grid_for({})
         return self._grid
 
     def grid_for(self, changed: Mapping[str, Any]) -> GridNumbers:
-        """Return the server's grid with other constexprs; raises ValueError if it is none."""
+        """Return the server's grid with other constexprs; raises ValueError if it is invalid."""
         grid = self.grid
         if callable(grid):
             parameters = self.kernel.parameters

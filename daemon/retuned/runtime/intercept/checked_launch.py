@@ -1,11 +1,12 @@
 """Checked launches: the variant and the server's code each write to separate memory.
 
-A kernel writes into memory that the server gave it, so that a comparison needs copies. Both sides
-get one of every storage that is stored to, whole, with the same place, strides and alignment: what
-one of them leaves unwritten, or writes elsewhere, shows. What is only written begins as poison,
-what is read too begins as it was. The server's tensors are written by the server's own code alone.
+A kernel writes into memory that the server allocated, so that a comparison needs copies. Both sides
+get a copy of every storage that is stored to, whole, with the same offset, strides and alignment.
+So an element that one side leaves unwritten, or writes elsewhere, is detected. Tensors that are
+only written start as poison; those that are also read start with their content. Only the server's
+own code writes the server's tensors.
 
-A checked launch in memory that is not the server's: all of it, what is only read as well.
+A detached launch runs entirely in other memory, including the tensors that are only read.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from retuned.runtime.schema import Tensor
 from retuned.runtime.shadow.sampler import fingerprint
 
 MAX_CHECK_BYTES = 256 << 20
-"""Storages of one launch that are copied; a kernel that stores to more is not swapped."""
+"""Maximum bytes of the storages copied for one launch.
+
+A kernel that stores to more is not swapped.
+"""
 TOO_LARGE = Ineligible("output-too-large-to-check")
 NO_TENSOR = Ineligible("tensor-kind")
 _ROUND = 16
@@ -36,9 +40,9 @@ class Copies:
     values
         Arguments of the launch.
     stores
-        Place of each pointer that is stored to, with ``write`` or ``update``.
+        Position of each pointer that is stored to, with ``write`` or ``update``.
     whole
-        Copy what is only read as well.
+        Copy the tensors that are only read as well.
     """
 
     def __init__(
@@ -52,7 +56,7 @@ class Copies:
             for place, value in enumerate(values)
             if is_pointer(value) and (whole or self._address(value) in storages)
         }
-        """Every pointer into those storages: what reads what another writes must go on doing so."""
+        """Every pointer into those storages, because one pointer may read what another writes."""
         self._read = {
             self._address(value)
             for place, value in self._inside.items()
@@ -64,7 +68,7 @@ class Copies:
         return int(tensor.untyped_storage().data_ptr())
 
     def stored_count(self) -> int:
-        """Return how many of the copies are of what is stored to; those come first."""
+        """Return how many of the copies belong to storages that are stored to; those come first."""
         return len({self._address(self._values[place]) for place in self._stores})
 
     def size_bytes(self) -> int:
@@ -76,7 +80,7 @@ class Copies:
         return sum(sizes.values())
 
     def make(self) -> tuple[list[Any], tuple[Tensor, ...]]:
-        """Return arguments that lead into fresh copies, and the copies of what is stored to."""
+        """Return arguments that point into new copies, and the copies that are stored to."""
         torch = sys.modules["torch"]
         values = list(self._values)
         made: dict[int, Tensor] = {}
@@ -109,7 +113,7 @@ class Copies:
 
 
 def stored_to(values: Sequence[Any], stores: Mapping[int, str]) -> Copies | Ineligible:
-    """Return the copies a check needs, or why this launch cannot be checked."""
+    """Return the copies that a check needs, or why this launch cannot be checked."""
     torch = sys.modules.get("torch")
     if torch is None or not all(isinstance(values[place], torch.Tensor) for place in stores):
         return NO_TENSOR
@@ -118,7 +122,7 @@ def stored_to(values: Sequence[Any], stores: Mapping[int, str]) -> Copies | Inel
 
 
 def inputs_sum(values: Sequence[Any], stores: Mapping[int, str]) -> int:
-    """Return a checksum of the tensors that a launch must leave as they are."""
+    """Return a checksum of the tensors that a launch must not change."""
     torch = sys.modules.get("torch")
     if torch is None:
         return 0
@@ -131,18 +135,18 @@ def inputs_sum(values: Sequence[Any], stores: Mapping[int, str]) -> int:
 
 
 Run = Callable[[Sequence[Any]], Any]
-"""Launches the variant on arguments; returns `Ineligible` where it cannot."""
+"""Launches the variant on arguments; returns `Ineligible` if it cannot."""
 
 
 class DetachedLaunch:
-    """Both sides of a check of one launch; `launching.Detached`.
+    """Both sides of a check of one launch; implements the interface of `shadow.async_check`.
 
     Parameters
     ----------
     call
         The launch.
     stores
-        Place of each pointer that is stored to, with ``write`` or ``update``.
+        Position of each pointer that is stored to, with ``write`` or ``update``.
     run
         Launches the variant.
     """
@@ -158,23 +162,23 @@ class DetachedLaunch:
         self.size = self._copies.size_bytes()
 
     def copy(self) -> None:
-        """Make the memory of both sides, on the current stream, as it was before the launch."""
+        """Copy the memory of both sides, on the current stream, as it is before the launch."""
         self._sides = [self._copies.make(), self._copies.make()]
 
     def variant(self) -> tuple[Tensor, ...] | Ineligible:
-        """Run the variant in its own; return what was stored to."""
+        """Run the variant in its memory; return the tensors that are stored to."""
         values, made = self._sides[1]
         problem = self._run(values)
         return problem if isinstance(problem, Ineligible) else made[: self._stored]
 
     def incumbent(self) -> tuple[Tensor, ...]:
-        """Run the server's own code in its own; return what was stored to."""
+        """Run the server's own code in its memory; return the tensors that are stored to."""
         values, made = self._sides[0]
         self._call.run_on(values)
         return made[: self._stored]
 
     def kept(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Return what neither may store to, of the incumbent's side and of the variant's."""
+        """Return the tensors that no side may store to: the incumbent's, then the variant's."""
         (_, theirs), (_, ours) = self._sides
         return theirs[self._stored :], ours[self._stored :]
 
@@ -182,7 +186,7 @@ class DetachedLaunch:
 def detached_launch(
     call: LaunchCall, stores: Mapping[int, str], *, run: Run
 ) -> DetachedLaunch | None:
-    """Return both sides of a launch; None where not all its pointers are tensors."""
+    """Return both sides of a launch; None if not all its pointers are tensors."""
     torch = sys.modules.get("torch")
     pointers = [value for value in call.values() if is_pointer(value)]
     if torch is None or not all(isinstance(value, torch.Tensor) for value in pointers):

@@ -1,9 +1,7 @@
-"""Compiled code of a variant for one kernel, ready by signature; compiled off the request path.
+"""Compiled code of a variant for one kernel, by signature; compiled off the request path.
 
-Code is kept by the part of a signature that Triton specialises on: a signature that is new takes
-code that is there.
-
-What Triton would look compiled code up by, found by asking Triton itself.
+Code is stored by the part of a signature that Triton specialises on, so that a new signature can
+use existing code. Triton itself computes the key by which it would look compiled code up.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from retuned.runtime.schema import Key, Refused
 from retuned.runtime.triton.precompiled import Shipped
 
 _ODD = (AttributeError, IndexError, KeyError, TypeError, ValueError)
-"""What asking a Triton raises that is not as expected."""
+"""Exceptions of a Triton that differs from the expected one."""
 
 
 def compiled_source(
@@ -26,7 +24,7 @@ def compiled_source(
     args: Sequence[Any],
     options: Mapping[str, Any],
 ) -> Any:  # noqa: ANN401 - triton.CompiledKernel
-    """Compile what an artifact brings for launches of a kernel: in its server, and for it in a lab.
+    """Compile the source of an artifact for launches of a kernel, in its server or in the lab.
 
     Parameters
     ----------
@@ -35,7 +33,7 @@ def compiled_source(
     args
         All its arguments, element types in place of tensors.
     options
-        Of the variant.
+        Options of the variant.
 
     Raises
     ------
@@ -50,15 +48,17 @@ def specialisation_of(
     args: Sequence[Any],
     options: Mapping[str, Any],
 ) -> tuple[Any, ...] | None:
-    """Return what compiled code depends on, options apart; None where this Triton does not say.
+    """Return what compiled code depends on, without options.
 
-    Nothing is compiled, and nothing that Triton makes for the current device is made here: before
-    it has compiled anything there, it does not say.
+    None if this Triton does not provide it.
+
+    It compiles nothing and creates none of Triton's state for the current device. Before Triton has
+    compiled anything for the device, the result is None.
 
     Parameters
     ----------
     jit
-        What is launched.
+        The launched function.
     args
         All its arguments, element types in place of tensors.
     options
@@ -81,15 +81,15 @@ def specialisation_of(
 
 
 MAX_SIGNATURES = 256
-"""Signatures kept ready for one kernel; more start over."""
+"""Signatures cached for one kernel; beyond it the cache is cleared."""
 MAX_CODES = 256
-"""Codes compiled for one kernel; launches that need more stay the server's."""
+"""Codes compiled for one kernel; launches that need further ones run the server's code."""
 MAX_RUNNERS = 256
-"""Grids kept ready per signature; more start over."""
+"""Grids cached per signature; beyond it the cache is cleared."""
 
 Signature = tuple[Any, ...]
 Code = tuple[Any, ...]
-"""What compiled code is kept by: the same for all signatures that Triton compiles alike."""
+"""Key of compiled code: the same for all signatures that Triton compiles alike."""
 
 
 class Ready:
@@ -102,31 +102,31 @@ class Ready:
         self.count = 0
         """Launches of the variant under this signature."""
         self.fits: dict[Key, bool] = {}
-        """Whether launches of these lengths, and elements, are of the definition."""
+        """Whether launches of these lengths and element counts match the definition."""
         self.grids: dict[Any, GridNumbers] = {}
-        """The variant's grids, where lengths, signature and the server's grid decide them."""
+        """The variant's grids, where lengths, signature and the server's grid determine them."""
         self.runners: dict[GridNumbers, Any] = {}
 
 
 class Codes:
-    """What was compiled of one variant for one kernel.
+    """Compiled code of one variant for one kernel.
 
     Parameters
     ----------
     jit
-        What is launched.
+        The launched function.
     interpreted
         Whether Triton interprets the server's kernels: nothing is compiled then.
     arguments
-        Of the variant: whether each is fixed, and its value or place.
+        Of the variant: whether each is fixed, and its value or position.
     options
-        Of the variant.
+        Options of the variant.
     scalars
-        How many numbers a signature begins with.
+        How many numbers a signature starts with.
     held
-        What launches of another source are held to; None for the server's own code.
+        Limits for launches of another source; None for the server's own code.
     shipped
-        Compiled code that was delivered.
+        Compiled code delivered with the artifact.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Codes:
         shipped: Shipped,
     ) -> None:
         self.ready: dict[Signature, Ready] = {}
-        """What launches under a signature."""
+        """Compiled code by signature."""
         self.watched: list[tuple[Mapping[str, Any], str, Any]] = []
         """Globals that the server's code was compiled with, as (names, name, value)."""
         self._codes: dict[Code, Any] = {}
@@ -159,7 +159,7 @@ class Codes:
         return len(self._codes)
 
     def code_of(self, signature: Signature, raw: Sequence[Any], options: Mapping[str, Any]) -> Code:
-        """Return what decides the code of a launch; takes microseconds, and compiles nothing.
+        """Return the key of the code that a launch needs; takes microseconds, and compiles nothing.
 
         Parameters
         ----------
@@ -179,7 +179,7 @@ class Codes:
         return signature if found is None else (found, signature[self._scalars :])
 
     def derived(self, signature: Signature, code: Code) -> Ready | None:
-        """Return what launches under a new signature whose code is there already; else None."""
+        """Return the code of a new signature if it exists already; else None."""
         if code not in self._codes:
             return None
         return self._keep(signature, self._codes[code])
@@ -207,9 +207,7 @@ class Codes:
             self._compiled(signature, raw, options, None)
             return
         if self._jit.pre_run_hooks:
-            raise Refused(
-                "pre-run-hooks", detail="the server hangs hooks on this kernel's launches"
-            )
+            raise Refused("pre-run-hooks", detail="the server has pre-run hooks on this kernel")
         args = [what if fixed else raw[what] for fixed, what in self._arguments]
 
         def compile_it() -> Any:  # noqa: ANN401 - triton.CompiledKernel
@@ -222,7 +220,7 @@ class Codes:
             compiled._init_handles()
         except Refused:
             raise
-        except Exception as error:  # the compiler on a stranger's source: whatever it raises
+        except Exception as error:  # a compiler on untrusted source may raise anything
             reason = "out-of-resources" if "OutOfResources" in repr(type(error)) else ""
             detail = f"{type(error).__name__}: {str(error)[-1500:]}"
             raise Refused(reason or "compile-failed", detail=detail) from error
@@ -240,11 +238,11 @@ class Codes:
         options: Mapping[str, Any],
         compiled: Any,  # noqa: ANN401 - triton.CompiledKernel or None
     ) -> None:
-        # Asked anew: before its first code Triton says of none what it depends on.
+        # Computed again: before its first compilation Triton does not provide the key.
         self._codes[self.code_of(signature, raw, options)] = compiled
         self._keep(signature, compiled)
 
     def _keep(self, signature: Signature, compiled: Any) -> Ready:  # noqa: ANN401 - as above
         if len(self.ready) >= MAX_SIGNATURES:
-            self.ready.clear()  # code stays: what comes again is ready at its next launch
+            self.ready.clear()  # the code stays: a signature is ready again at its next launch
         return self.ready.setdefault(signature, Ready(compiled))

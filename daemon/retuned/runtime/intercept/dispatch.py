@@ -1,8 +1,7 @@
-"""The two places where launches pass, and what stands there: the hot path.
+"""Dispatch of intercepted launches: the two hooks and their checks; the hot path.
 
-What a place must look like is found by looking at it, never by a version number.
-
-``kernel[grid](...)`` without a call in between: the usual way to launch, made cheaper.
+Each check inspects the place itself, not a version number. ``kernel[grid](...)``, the usual way to
+launch, has a shortcut without the call in between.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from retuned.runtime.intercept.fast_path import FAILED, MISSED, remember, repeat
 from retuned.runtime.intercept.registry import Kernel, Probe
 
 UNKNOWN = (AttributeError, IndexError, KeyError, TypeError)
-"""What looking a shape key up raises where it is new or no key."""
+"""Exceptions of looking up a shape key that is new or not a key."""
 
 _NO_GRID = ()
 
@@ -31,7 +30,7 @@ def shortcut(
     run: Callable[..., Any],
     through: Callable[..., Any],
 ) -> Any:  # noqa: ANN401
-    """Return what stands for ``JITFunction.__getitem__``; None where Triton's is not as expected.
+    """Return a replacement of ``JITFunction.__getitem__``; None if Triton's is not as expected.
 
     Parameters
     ----------
@@ -40,9 +39,9 @@ def shortcut(
     stock
         Triton's own ``run``.
     run
-        What stands for it.
+        Its replacement.
     through
-        Leads a launch through its kernel's slot.
+        Dispatches a launch through its kernel's slot.
     """
     found = getattr(cls, "__getitem__", None)
     if "__getitem__" in cls.__dict__ or not _launches_by_run(found):
@@ -51,7 +50,7 @@ def shortcut(
     def getitem(self: Any, grid: Any) -> Callable[..., Any]:  # noqa: ANN401 - as Triton's
         try:
             kernel = self._retuned_kernel
-            usual = self.run.__func__ is run  # nobody stands in front of us
+            usual = self.run.__func__ is run  # no other wrapper around this one
         except AttributeError:
             usual = False
         if not usual or kernel is None:
@@ -101,7 +100,7 @@ def shortcut(
 
 
 def _launches_by_run(found: object) -> bool:
-    """Whether a ``__getitem__`` makes a function that calls ``run``, as every known one does."""
+    """Whether a ``__getitem__`` returns a function that calls ``run``, as every known one does."""
     if not isinstance(found, types.FunctionType) or found.__code__.co_argcount != 2:
         return False
     inner = [each for each in found.__code__.co_consts if isinstance(each, types.CodeType)]
@@ -109,13 +108,13 @@ def _launches_by_run(found: object) -> bool:
 
 
 ATTRIBUTE = "_retuned_kernel"
-"""Where a kernel's record hangs; it goes with the kernel."""
+"""Attribute of a kernel for its record; it is freed with the kernel."""
 
 Stock = Callable[..., Any]
 
 
 class KernelRegistry(Protocol):
-    """Knows kernels; `hook.Interceptor`."""
+    """Registers kernels; implemented by `hook.Interceptor`."""
 
     def sight(
         self,
@@ -125,12 +124,12 @@ class KernelRegistry(Protocol):
         *,
         interpreted: bool,
     ) -> Kernel | None:
-        """Meet a kernel for the first time; None for one that is not followed."""
+        """Register a kernel at its first launch; None for one that is not followed."""
         ...
 
 
 def _noting(grid: Callable[..., Any], box: list[Any]) -> Callable[..., Any]:
-    """Return a grid function that also tells what it returned."""
+    """Return a grid function that also records its result."""
 
     def noting(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the server's
         found = grid(*args, **kwargs)
@@ -151,7 +150,7 @@ def _given(kwargs: dict[str, Any], grid: Any) -> dict[str, Any]:  # noqa: ANN401
 
 
 def _wrap_run(hook: KernelRegistry, stock: Stock) -> Stock:
-    """Return what stands for ``JITFunction.run``; this is the hot path."""
+    """Return the replacement of ``JITFunction.run``; this is the hot path."""
 
     def counted(
         kernel: Kernel,
@@ -211,7 +210,7 @@ def _wrap_run(hook: KernelRegistry, stock: Stock) -> Stock:
         grid: Any,  # noqa: ANN401 - numbers or a function
     ) -> Any:  # noqa: ANN401 - as Triton's
         slot = kernel.slot
-        if slot is None:  # armed, or another thread has closed it meanwhile
+        if slot is None:  # armed, or closed by another thread
             return counted(kernel, jit, args, _given(kwargs, grid), kernel.probe)
         table = slot.table
         if table.repeats:
@@ -249,7 +248,7 @@ def _check_run(cls: type, found: object) -> str | None:
 
 
 def _wrap_executor(hook: KernelRegistry, stock: Stock) -> Stock:
-    """Return what stands for ``GridExecutor.__call__``."""
+    """Return the replacement of ``GridExecutor.__call__``."""
 
     def counted(
         kernel: Kernel,

@@ -1,15 +1,15 @@
-"""Launches of a variant that were decided before, made again without asking everything anew.
+"""Fast path for launches of a variant that repeat an earlier launch.
 
-What a variant's launch is held to follows from the plain arguments, the element types and, where
-the variant asks for them, sizes and grid. So a launch that ran is remembered under these, with the
-counters it belongs to. What may change between two such launches is looked at in each: alignment,
-whether the stream is captured, whether a check is due, the device, and the kernel's hooks and
-globals. Anything else than all of it as before, and the launch takes the long way.
+The checks of a variant's launch depend on the plain arguments, the element types and, if the
+variant uses them, sizes and grid. So a launch that ran is cached under these, with its counters.
+What may change between two such launches is checked at each: alignment, whether the stream is
+captured, whether a shadow check is due, the device, and the kernel's hooks and globals. If anything
+differs, the launch takes the normal path.
 
-What is remembered hangs on the slot's table, so that it is gone with every flip: a way back, a
-breaker, a canary and a bypass end it in the same assignment that ends the variant.
+The cache belongs to the slot's table, so that every flip discards it: a rollback, a breaker, a
+canary and a bypass end it in the same assignment that ends the variant.
 
-A compiled kernel launched as Triton's own runner does, without what nobody listens to.
+A compiled kernel is launched as Triton's own runner does it, without hooks that are not set.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _DOES = frozenset(
         *("launch_enter_hook", "launch_exit_hook"),
     )
 )
-"""All that Triton's function names, from version 3.5 to 3.9."""
+"""All names that Triton's function uses, in versions 3.5 to 3.9."""
 
 
 def runner_of(compiled: Any, grid: GridNumbers) -> Runner:  # noqa: ANN401 - triton.CompiledKernel
-    """Return what launches compiled code that is loaded.
+    """Return the function that launches loaded code.
 
     Parameters
     ----------
     compiled
-        Triton's.
+        Triton's compiled kernel.
     grid
         Programs per dimension.
     """
@@ -73,30 +73,30 @@ def runner_of(compiled: Any, grid: GridNumbers) -> Runner:  # noqa: ANN401 - tri
 
 
 def _is_as_known(plain: object) -> bool:
-    """Whether Triton's function does what is done here, and nothing else."""
+    """Whether Triton's function does what this module does, and nothing else."""
     return isinstance(plain, types.FunctionType) and set(plain.__code__.co_names) == _DOES
 
 
 MAX_FORMS = 64
-"""Ways of giving arguments that one table remembers; more start over."""
+"""Argument layouts cached per table; beyond it the cache is cleared."""
 MAX_REPEATS = 512
-"""Launches remembered per way; more start over."""
+"""Launches cached per layout; beyond it the cache is cleared."""
 MISSED = object()
-"""Answer for a launch that is to take the long way."""
+"""Result for a launch that must take the normal path."""
 FAILED = object()
-"""Answer for a launch whose variant raised: the server's own code is to run."""
+"""Result for a launch whose variant raised: the server's own code must run."""
 
 Repeat = tuple[list[int], Stratum, Ready, Runner]
-"""Counter of the slot, bucket of the order, compiled code, and what launches it."""
+"""Counter of the slot, bucket of the order, compiled code, and the function that launches it."""
 
 _PLAIN = frozenset({bool, float, int, str, type(None)})
 _NOT_GIVEN = ("grid", "warmup")
 _ODD = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
-"""What looking at arguments raises that are not as they were."""
+"""Exceptions of reading arguments that are not as before."""
 
 
 class FastPathEntry:
-    """Launches of one kernel that give their arguments in the same places.
+    """Launches of one kernel that pass their arguments in the same positions.
 
     Parameters
     ----------
@@ -105,12 +105,12 @@ class FastPathEntry:
     ran
         What it ran.
     order
-        In force.
+        The active order.
 
     Raises
     ------
     KeyError
-        If such launches cannot be told apart by their arguments.
+        If their arguments cannot distinguish such launches.
     """
 
     __slots__ = (
@@ -140,15 +140,15 @@ class FastPathEntry:
         tensors = [places[names[place]] for place in plan.pointers]
         loose = {places[names[place]] for place in plan.scalars if names[place] in places}
         self.floats = frozenset(place for place in loose if type(values[place]) is float)
-        """Numbers that the code takes as they come: their values are not part of the key."""
+        """Numbers that the code takes at run time: their values are not part of the key."""
         others = {*tensors, *self.floats}
         self.exact = _picker([place for place in range(len(given)) if place not in others])
-        """Picks what is."""
+        """Picks the values that are part of the key."""
         self.pointers = tuple((place, values[place].dtype) for place in tensors)
         self.sizes = tuple(places[names[place]] for place in plan.geometry.sized)
         self.fixed = tuple(fixed)
         self.arguments = _picker(sources)
-        """Picks the arguments of the variant from what is given and what is fixed."""
+        """Picks the arguments of the variant from the passed and the fixed values."""
         self.by_grid = plan.geometry.asks_for_grid
         self.limited = plan.limited
         self.plan = plan
@@ -159,7 +159,7 @@ class FastPathEntry:
         self.repeats: dict[Any, Repeat] = {}
 
     def is_known(self, given: tuple[Any, ...]) -> bool:
-        """Whether nothing of a launch decides anything but what its key has."""
+        """Whether the key contains everything that the launch depends on."""
         tensors = {place for place, _ in self.pointers}
         plain = (value for place, value in enumerate(given) if place not in tensors)
         return _PLAIN.issuperset(map(type, plain)) and all(
@@ -167,11 +167,14 @@ class FastPathEntry:
         )
 
     def key(self, given: tuple[Any, ...], grid: Any) -> Any:  # noqa: ANN401 - numbers or a function
-        """Return what decides a launch, tensors apart; raises one of `_ODD` where it has none."""
+        """Return what determines a launch, without tensors.
+
+        Raises one of `_ODD` if that is unknown.
+        """
         key: Any = (self.exact(given), tuple(map(type, given)))
         if self.by_grid:
             if grid.__class__ is not tuple:
-                raise TypeError("nobody has asked the function for its grid")
+                raise TypeError("the grid function was not evaluated")
             key = (key, grid)
         if self.sizes:
             key = (key, *[given[place].numel() for place in self.sizes])
@@ -186,7 +189,7 @@ def repeat(
     kwargs: dict[str, Any],
     grid: Any,  # noqa: ANN401 - numbers or a function
 ) -> Any:  # noqa: ANN401 - what Triton's launch returns, `MISSED` or `FAILED`
-    """Launch as one like it was launched before; the hot path of swapped kernels. Never raises."""
+    """Launch as an earlier launch did; the hot path of swapped kernels. Never raises."""
     try:
         form: FastPathEntry = table.repeats[kernel, len(args), *kwargs]
         given = (*args, *kwargs.values())
@@ -198,7 +201,7 @@ def repeat(
             bits |= tensor.data_ptr()
         if form.by_grid or form.sizes:
             key = form.key(given, grid)
-        else:  # the same, without the call
+        else:  # as `form.key`, without the call
             key = (form.exact(given), tuple(map(type, given)))
         cell, stratum, ready, run = form.repeats[key]
         if bits % ALIGN or stratum.ran >= stratum.check_at or jit.pre_run_hooks:
@@ -216,7 +219,7 @@ def repeat(
     cell[0] += 1
     try:
         run(form.arguments((*given, *form.fixed)))
-    except Exception as error:  # the variant is a stranger: whatever it raises, serve
+    except Exception as error:  # untrusted code: the original serves, whatever is raised
         form.order.count_error(error)
         return FAILED
     stratum.ran += 1
@@ -225,14 +228,14 @@ def repeat(
 
 
 def remember(slot: KernelSlot, table: Table, call: LaunchCall) -> None:
-    """Remember a launch that has just run, if the next one like it may be made without asking.
+    """Cache a launch that has just run, if the next one like it may skip the checks.
 
     Parameters
     ----------
     slot
-        It went through this.
+        Slot of the launch.
     table
-        Which was in use before it: if another is by now, nobody will look here.
+        Table in use before it; a newer table does not read this cache.
     call
         The launch.
     """
@@ -261,17 +264,17 @@ def remember(slot: KernelSlot, table: Table, call: LaunchCall) -> None:
 
 
 def _given(call: LaunchCall) -> tuple[Any, ...]:
-    """Return the arguments of a launch in the order in which they were given."""
+    """Return the arguments of a launch in the order in which they were passed."""
     return (*call.args, *_named(call).values())
 
 
 def _named(call: LaunchCall) -> dict[str, Any]:
-    """Return the keywords of a launch, as the server gave them."""
+    """Return the keywords of a launch, as the server passed them."""
     return {name: value for name, value in call.kwargs.items() if name not in _NOT_GIVEN}
 
 
 def _picker(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """Return what picks values by their places, always as a tuple."""
+    """Return a function that picks values by position, always as a tuple."""
     if not places:
         return lambda _: ()
     if len(places) == 1:

@@ -1,11 +1,11 @@
-"""Where launches are intercepted: `JITFunction.run`, and the interpreter's `GridExecutor`.
+"""Hook where launches are intercepted: `JITFunction.run`, and the interpreter's `GridExecutor`.
 
-Every way to launch a ``@triton.jit`` function ends in ``JITFunction.run``, which is Python in every
+Every launch of a ``@triton.jit`` function ends in ``JITFunction.run``, which is Python in every
 version of Triton: ``kernel[grid](...)``, ``Autotuner`` and ``Heuristics`` look it up on the class
-when they launch, so that one assignment to the class reaches kernels imported long before. In
-Triton's interpreter the one such place is ``GridExecutor.__call__``. Whether they are there and
-take what they are given here is found by looking at them; where they do not, interception is off
-and says why. Whatever goes wrong on our side of a launch, the server's own launch runs.
+at launch time. So one assignment to the class reaches kernels imported long before. In Triton's
+interpreter the only such place is ``GridExecutor.__call__``. The hook inspects whether both exist
+and take the expected arguments. If not, interception is off and reports the reason. If the hook
+itself fails during a launch, the server's own launch runs.
 """
 
 from __future__ import annotations
@@ -25,41 +25,44 @@ from retuned.runtime.intercept.timing import Stopwatch, timing_is_asked
 log = logging.getLogger(__name__)
 
 MAX_KERNELS = 1024
-"""Kernels followed; launches of more are not counted."""
+"""Kernels followed; launches of further ones are not counted."""
 OURS = "retuned_triton_"
-"""Modules of our own variants begin so; they are not the server's kernels."""
+"""Prefix of the modules of Retuned's own variants; they are not the server's kernels."""
 
 
 class Interceptor:
-    """Interception in this process; made once, installed and uninstalled at will."""
+    """Interception in this process; created once, installed and uninstalled on request."""
 
     def __init__(self) -> None:
         self.states = {"jit": "triton-missing", "interpreter": "triton-missing"}
         """Per place: ``on``, or the reason why not."""
         self.when_seen: Callable[[], None] | None = None
-        """Called when launches show something new, the first of all among them; must not raise."""
+        """Called when a launch has a new key, including the first launch; must not raise."""
         self.stopwatch: Stopwatch | None = Stopwatch() if timing_is_asked() else None
-        """Times a few launches; None where that is not asked for."""
+        """Times a few launches; None if timing is off."""
         self._left: list[Stopwatch] = []
-        """Kept in a child: its parent's events are the parent's device's to give back."""
+        """Kept alive in a child: the events belong to the device context of its parent."""
         self._lock = threading.RLock()
         self._wanted = False
         self._short: Stock | None = None
         self._stock: dict[str, tuple[type, str, Stock, Stock]] = {}
-        self._seen: dict[int, weakref.ref[Any]] = {}  # a record hangs on its kernel, not here
+        self._seen: dict[int, weakref.ref[Any]] = {}  # the record is an attribute of its kernel
         self._open: dict[str, list[tuple[str, Any]]] = {}
 
     # --- on and off -------------------------------------------------------------------------------
 
     def install(self) -> dict[str, str]:
-        """Intercept what is there now; `poll` adds what is imported later. Idempotent."""
+        """Intercept what is imported now; `poll` adds later imports. Idempotent."""
         with self._lock:
             self._wanted = True
             self.poll()
             return dict(self.states)
 
     def poll(self) -> None:
-        """Intercept what was imported since, time a few launches; cheap, called now and then."""
+        """Intercept what was imported since, and time a few launches.
+
+        Cheap, called periodically.
+        """
         self._find_places()
         if self.stopwatch is not None:
             self.stopwatch.round(self.kernels())
@@ -92,13 +95,13 @@ class Interceptor:
             setattr(cls, "__getitem__", self._short)  # noqa: B010 - to mypy a class is not a dict
 
     def uninstall(self) -> None:
-        """Put everything back; launches that are under way end as they began. Idempotent."""
+        """Restore the original methods; launches in progress end as they began. Idempotent."""
         with self._lock:
             self._wanted = False
             for place, (cls, method, stock, wrapped) in list(self._stock.items()):
                 if cls.__dict__.get(method) is wrapped:
                     setattr(cls, method, stock)
-                # else: somebody has wrapped ours since; it passes everything on from now on
+                # else: other code has wrapped ours since; ours now only forwards the calls
                 del self._stock[place]
                 self.states[place] = "uninstalled"
                 if self._short is not None and cls.__dict__.get("__getitem__") is self._short:
@@ -125,15 +128,15 @@ class Interceptor:
     # --- kernels ----------------------------------------------------------------------------------
 
     def kernels(self) -> list[Kernel]:
-        """Return every kernel that has been launched and still lives, first seen first."""
+        """Return every kernel that was launched and still exists, in order of first launch."""
         targets = [reference() for reference in list(self._seen.values())]
         found = [each.__dict__.get(ATTRIBUTE) for each in targets if each is not None]
         return [kernel for kernel in found if kernel is not None]
 
     def open(self, name: str, digest: str, slot: Any) -> int:  # noqa: ANN401 - a KernelSlot
-        """Lead launches of a kernel through a slot; return how many instances are there now.
+        """Dispatch launches of a kernel through a slot; return how many instances exist now.
 
-        Kernels that are made later join when they are first launched.
+        Kernels that are created later join at their first launch.
         """
         with self._lock:
             self._open.setdefault(name, []).append((digest, slot))
@@ -143,7 +146,7 @@ class Interceptor:
             return joined
 
     def close(self, slot: Any) -> None:  # noqa: ANN401 - a KernelSlot
-        """Lead no more launches through a slot."""
+        """Stop dispatching launches through a slot."""
         with self._lock:
             for name, slots in list(self._open.items()):
                 self._open[name] = [each for each in slots if each[1] is not slot]
@@ -166,7 +169,10 @@ class Interceptor:
         *,
         interpreted: bool,
     ) -> Kernel | None:
-        """Meet a kernel for the first time; None for one that is not followed. Never raises."""
+        """Register a kernel at its first launch; None for one that is not followed.
+
+        Never raises.
+        """
         try:
             with self._lock:
                 found: Kernel | None = target.__dict__.get(ATTRIBUTE)
@@ -182,7 +188,7 @@ class Interceptor:
                 self._seen[key] = weakref.ref(target, lambda _: gone.pop(key, None))
                 setattr(target, ATTRIBUTE, found)
                 return found
-        except Exception as error:  # an untrusted object: its launch must go on
+        except Exception as error:  # an untrusted object: its launch must continue
             log.warning("a Triton kernel is not followed: %r", error)
             return None
 

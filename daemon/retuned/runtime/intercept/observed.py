@@ -1,4 +1,4 @@
-"""What was seen of the server's kernels, as JSON data for whoever lifts them.
+"""Observed kernels of the server as JSON data, for lifting them into definitions.
 
 One record per shape key::
 
@@ -9,8 +9,8 @@ One record per shape key::
      "device_time": {"timed": n, "mean_ns": t, "least_ns": t, "idle": n} or null}
 
 ``kind`` is ``pointer``, ``int``, ``float``, ``constexpr`` (also a pointer that is None) or
-``other``. Values that are no plain numbers or short text are objects that say what they are.
-``grid_source`` is text only where the server gave a function. On the control socket the text of a
+``other``. Values other than plain numbers and short text are objects that name their type.
+``grid_source`` is text only if the server passed a function. On the control socket the text of a
 source is sent once per page, under its digest. Names and text are untrusted.
 """
 
@@ -28,9 +28,8 @@ from retuned.runtime.intercept.sources import Gathered, gather, text_of
 from retuned.runtime.schema import Refused
 
 MAX_PAGE_BYTES = 1 << 20
-"""Longest page, but for a single source that is longer."""
+"""Longest page, except for a single longer source."""
 MAX_NAME_CHARS = 512
-"""Longest identity of a kernel."""
 _MAX_GRID_CHARS = 2000
 
 
@@ -40,7 +39,7 @@ def identity(kernel: Kernel) -> str:
 
 
 def source_of(kernel: Kernel) -> Gathered:
-    """Return the kernel's source with all it uses."""
+    """Return the kernel's source with everything it uses."""
     return gather(kernel.function, text_of(kernel.target(), kernel.function))
 
 
@@ -55,7 +54,7 @@ def records(kernel: Kernel) -> Iterator[dict[str, Any]]:
 
 
 def summary(kernel: Kernel) -> dict[str, Any]:
-    """Return what a list of kernels says of one; cheap, without its source."""
+    """Return the entry of a kernel in a list of kernels; cheap, without its source."""
     counts = sorted((cell.count for cell in kernel.cells()), reverse=True)
     return {
         "kernel": identity(kernel),
@@ -69,20 +68,20 @@ def summary(kernel: Kernel) -> dict[str, Any]:
 
 
 def page(kernels: Iterable[Kernel], request: Mapping[str, Any]) -> dict[str, Any]:
-    """Answer a request for records.
+    """Return a page of records.
 
     Parameters
     ----------
     kernels
-        All that were seen, in the order they were first seen.
+        All observed kernels, in order of first launch.
     request
-        ``after``: where the page before ended, 0 for the first. ``kernel``: only this identity.
+        ``after``: where the previous page ended, 0 for the first. ``kernel``: only this identity.
 
     Returns
     -------
     dict
-        ``records`` without ``source``, ``sources`` by digest, and ``next``: what to send as
-        ``after``, or None at the end.
+        ``records`` without ``source``, ``sources`` by digest, and ``next``: the value of ``after``
+        for the next page, or None at the end.
 
     Raises
     ------
@@ -91,7 +90,7 @@ def page(kernels: Iterable[Kernel], request: Mapping[str, Any]) -> dict[str, Any
     """
     after, wanted = request.get("after", 0), request.get("kernel")
     if type(after) is not int or after < 0 or not isinstance(wanted, (str, type(None))):
-        raise Refused("bad-request", detail="'after' is a whole number, 'kernel' a name")
+        raise Refused("bad-request", detail="'after' must be a whole number, 'kernel' a name")
     found: list[dict[str, Any]] = []
     sources: dict[str, str | None] = {}
     size = 0
@@ -121,7 +120,7 @@ def joined(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def grid_text(code: Any) -> str | None:  # noqa: ANN401 - a code object
-    """Return the text of the function that a server gave as its grid."""
+    """Return the source of a grid function that the server passed."""
     if code is None:
         return None
     try:
@@ -156,7 +155,7 @@ def _record(
 
 
 def _device_time(cell: Cell) -> dict[str, int] | None:
-    """Return what the launches of a key took where some were timed; see `timing`."""
+    """Return the device time of the timed launches of a key, if any; see `timing`."""
     if cell.timed == 0 and cell.idle == 0:
         return None
     return {

@@ -1,12 +1,11 @@
-"""How one variant is launched in place of one kernel: what must hold, and from where it gets what.
+"""Plan of one variant for one kernel: conditions of a launch, and the source of each argument.
 
-A plan belongs to one variant and one kernel function of the server. Launches are kept by signature,
-their plain arguments; a signature that is new takes code that is there (`ready`), and one whose
-code is not is the server's, until the control thread has compiled what was asked for.
+A plan belongs to one variant and one kernel function of the server. Launches are identified by
+their signature, their plain arguments. A new signature uses existing code if possible (`compiled`).
+Otherwise the server's code runs until the control thread has compiled the needed code.
 
-What a variant's parameters are given of a launch: places of its arguments, or fixed values.
-
-Lengths of a launch, and the programs of a variant that follow from them and its arguments.
+Each parameter of a variant gets an argument of the launch, by position, or a fixed value. The
+lengths of a launch, and the grid of the variant, follow from these arguments.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ from retuned.runtime.triton.importer import unspecialised
 from retuned.runtime.triton.precompiled import Shipped
 
 Arguments = list[tuple[bool, Any]]
-"""Whether each argument of the variant is fixed, and its value or place."""
+"""Whether each argument of the variant is fixed, and its value or position."""
 
 
 def bind_live(
     kernel: Kernel, rule: LaunchRule, constants: Mapping[str, Any]
 ) -> tuple[Arguments, set[str]]:
-    """Give the server's function its own arguments, but for some constexprs.
+    """Bind the server's function to its own arguments, except for some constexprs.
 
-    Returns the arguments, and which params were taken.
+    Returns the arguments, and which params were used.
 
     Raises
     ------
@@ -48,10 +47,10 @@ def bind_live(
         ``launch-mismatch``.
     """
     if rule.bind:
-        raise mismatch("the server's own code binds by its own names")
+        raise mismatch("'bind' is not allowed for the server's own code")
     kinds = {each.kind for each in inspect.signature(kernel.function).parameters.values()}
     if kinds != {inspect.Parameter.POSITIONAL_OR_KEYWORD}:
-        raise mismatch("the kernel takes other than plain parameters")
+        raise mismatch("the kernel has parameters that are not plain")
     by_name = {each.name: each for each in kernel.parameters}
     for name in constants:
         if name not in by_name or not by_name[name].constexpr:
@@ -66,9 +65,9 @@ def bind_live(
 def bind_source(
     kernel: Kernel, rule: LaunchRule, *, parameters: Sequence[Any], constants: Mapping[str, Any]
 ) -> tuple[Arguments, set[str]]:
-    """Give another source what it names: arguments of the launch, and its own constexprs.
+    """Bind another source to the arguments of the launch that it names, and to its own constexprs.
 
-    Returns the arguments, and which params were taken.
+    Returns the arguments, and which params were used.
 
     Raises
     ------
@@ -92,41 +91,42 @@ def bind_source(
 
 
 def other_places(kernel: Kernel, *, settled: Collection[int]) -> list[int]:
-    """Return what is neither a pointer nor a checked or changed constexpr; all ints matter.
+    """Return positions that are neither pointers nor checked or changed constexprs.
+
+    All ints matter.
 
     Raises
     ------
     Refused
-        ``launch-mismatch`` if that leaves a constexpr.
+        ``launch-mismatch`` if one of them is a constexpr.
     """
     rest = [place for place in range(len(kernel.parameters)) if place not in settled]
     loose = [place for place in rest if kernel.parameters[place].constexpr]
     if loose:
         names = [kernel.parameters[place].name for place in loose]
-        raise mismatch(f"nothing says what the constexprs {names} must be")
+        raise mismatch(f"the rule does not give the values of the constexprs {names}")
     return rest
 
 
 def places_of(kernel: Kernel) -> dict[str, int]:
-    """Return the place of each parameter."""
     return {each.name: place for place, each in enumerate(kernel.parameters)}
 
 
 def asked_for(rule: LaunchRule, kernel: Kernel) -> set[str]:
-    """Return all that the lengths of a launch are made of."""
+    """Return all names that the lengths of a launch are computed from."""
     names = known_names(kernel)
     return {name for text in rule.axes.values() for name in parse_grid([text], names).names}
 
 
 def names_in(order: Mapping[str, int], names: Mapping[str, str]) -> list[str]:
-    """Return the names, each of which the kernel has."""
+    """Return the names; refuses a name that is not a parameter of the kernel."""
     for name in names:
         place_of(order, name)
     return list(names)
 
 
 def place_of(order: Mapping[str, int], name: str) -> int:
-    """Return the place of a parameter; refuses one that the kernel has not."""
+    """Return the position of a parameter; refuses a name that the kernel does not have."""
     if name not in order:
         raise mismatch(f"the kernel has no parameter '{name}'")
     return order[name]
@@ -141,7 +141,7 @@ _GRID = Ineligible("grid-invalid")
 
 
 class Geometry:
-    """What the arguments of a launch say of its lengths, and the grid that a variant has there.
+    """Lengths of a launch, checked against its arguments, and the grid of the variant.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ class Geometry:
     numbers
         Whole numbers of the variant, which the grid may name.
     changed
-        Constexprs that a grid of the server's is asked with.
+        Constexprs with which the server's grid function is called.
 
     Raises
     ------
@@ -179,9 +179,9 @@ class Geometry:
         names = {*known_names(kernel), *numbers, *axes}
         self._grid: Grid | None = parse_grid(grid, names) if grid else None
         if self._grid is None and not rule.keeps_grid:
-            raise Refused("grid-invalid", detail="neither a rule nor 'kept' says the grid")
+            raise Refused("grid-invalid", detail="the grid needs a rule or 'kept'")
         self.names = frozenset(self._grid.names if self._grid is not None else ())
-        """What the artifact's grid names."""
+        """Names that the artifact's grid uses."""
         self._spec = spec
         self._numbers = numbers
         self._changed = changed
@@ -193,19 +193,19 @@ class Geometry:
         ]
         asked = {*self.names, *asked_for(rule, kernel)}
         self.asks_for_grid = self._grid is None or not asked.isdisjoint(GRID_NAMES)
-        """Whether the server's own grid decides anything of a launch."""
+        """Whether a launch depends on the server's own grid."""
         self.sized = tuple(
             place
             for name, place in order.items()
             if f"numel_{name}" in asked or name in rule.numels
         )
-        """Places of the tensors whose size does."""
+        """Positions of the tensors on whose size a launch depends."""
         own = {*order, *numbers, *axes, *GRID_NAMES}
         self._settled = self._grid is not None and self.names <= own
         self._by_grid = not self.names.isdisjoint(GRID_NAMES)
 
     def fits(self, call: LaunchCall, ready: Ready, key: Key) -> bool:
-        """Whether all arguments are what the definition says at these lengths."""
+        """Whether all arguments match the definition at these lengths."""
         try:
             mark = (*key, *[call.values()[place].numel() for place, _ in self._numels])
         except AttributeError:
@@ -226,7 +226,7 @@ class Geometry:
         return found
 
     def grid(self, call: LaunchCall, ready: Ready, key: Key) -> GridNumbers | Ineligible:
-        """Return the programs of the variant's launch."""
+        """Return the grid of the variant's launch."""
         try:
             mark = (key, call.grid_numbers()) if self._by_grid else key
             known = ready.grids.get(mark)
@@ -276,7 +276,7 @@ class Plan:
     source
         Text of that source.
     shipped
-        Compiled code that was delivered.
+        Compiled code delivered with the artifact.
 
     Raises
     ------
@@ -350,30 +350,30 @@ class Plan:
             shipped=shipped or Shipped(),
         )
         self.ready = self.codes.ready
-        """What launches under a signature."""
+        """Compiled code by signature."""
         idle = sorted(constants.keys() - taken - self.geometry.names)
         if idle:
-            raise mismatch(f"the params {idle} are neither the entry's nor in the grid")
+            raise mismatch(f"neither the entry nor the grid uses the params {idle}")
 
     @property
     def pointers(self) -> list[int]:
-        """Places of the tensors."""
+        """Positions of the tensors."""
         return [place for place, _ in self._pointers]
 
     @property
     def scalars(self) -> Sequence[int]:
-        """Places that are neither tensors nor settled constexprs."""
+        """Positions that are neither tensors nor fixed constexprs."""
         return self._scalars
 
     @property
     def arguments(self) -> Sequence[tuple[bool, Any]]:
-        """Whether each argument of the variant is fixed, and its value or place."""
+        """Whether each argument of the variant is fixed, and its value or position."""
         return self._arguments
 
     # --- a launch ---------------------------------------------------------------------------------
 
     def signature(self, call: LaunchCall) -> Signature | Ineligible:
-        """Return what decides which code a launch needs, or why it is the server's."""
+        """Return what determines the code of a launch, or why the server's code must run."""
         values = call.values()
         for place, wanted in self._pointers:
             value = values[place]
@@ -409,7 +409,7 @@ class Plan:
     def launch(
         self, ready: Ready, call: LaunchCall, values: Sequence[Any], grid: GridNumbers
     ) -> None:
-        """Launch; whatever it raises, nothing of the server has changed."""
+        """Launch; if it raises, nothing of the server has changed."""
         args = [what if fixed else values[what] for fixed, what in self._arguments]
         if ready.compiled is not None:
             runner = ready.runners.get(grid)
@@ -426,16 +426,16 @@ class Plan:
             self.jit[grid](*args)
 
     def hindrance(self, call: LaunchCall) -> Ineligible | None:
-        """Return why the server's own launch must run whatever the shape."""
+        """Return why the server's own launch must run for any shape."""
         if not self.hindered(call.target):
             return None
         return _HOOKED if getattr(call.target, "pre_run_hooks", None) else _CHANGED
 
     def hindered(self, target: Any) -> bool:  # noqa: ANN401 - of the server's Triton
-        """Whether it must: for hooks of the server's, or a global that is not as it was."""
+        """Whether it must run: the server has hooks, or a global has changed."""
         if getattr(target, "pre_run_hooks", None):
             return True
-        # of a global that has changed the server's launch says so itself
+        # if a global has changed, the server's own launch reports it
         return any(names.get(name) is not value for names, name, value in self.codes.watched)
 
     def _options(self, kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -458,7 +458,7 @@ class Plan:
     # --- off the request path ---------------------------------------------------------------------
 
     def seen(self, observation: Observation) -> Signature | None:
-        """Return the signature of a described launch; None if it is not for the variant."""
+        """Return the signature of a described launch; None if the variant does not cover it."""
         raw = observation.raw
         for place, wanted in self._pointers:
             argument = observation.arguments[place]
@@ -478,7 +478,7 @@ class Plan:
 
 
 def _scalar(value: object) -> object:
-    """Return what Triton specialises on: a whole number itself, of a float that it is one."""
+    """Return what Triton specialises on: a whole number itself; for a float, its type."""
     if isinstance(value, int):
         return value
     return float if type(value) is float else None

@@ -1,6 +1,6 @@
-"""How launches are counted under one compiled kernel: where their integers are, and the counts.
+"""Registry of intercepted kernels: parameters, and launches counted by shape key.
 
-One intercepted kernel: its parameters, and its launches counted by shape key.
+For each compiled kernel it stores in which positions the integers of a launch are.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ class Cell:
         self.timed = 0
         """Launches timed on the device."""
         self.total_ns = 0
-        """Of these, together."""
+        """Sum of the timed launches."""
         self.least_ns = 0
-        """Of these, the quickest."""
+        """Fastest of the timed launches."""
         self.idle = 0
-        """Launches not timed because their stream had nothing else to do."""
+        """Launches not timed because their stream was idle."""
 
     def time(self, took_ns: int) -> None:
-        """Fold in what a launch took on the device."""
+        """Add the device time of a launch."""
         self.least_ns = took_ns if self.timed == 0 else min(self.least_ns, took_ns)
         self.timed += 1
         self.total_ns += took_ns
 
 
 class LaunchLayout:
-    """Launches of one compiled kernel whose integers are given in the same places."""
+    """Launches of one compiled kernel that pass their integers in the same positions."""
 
     __slots__ = ("cells", "named", "places")
 
     def __init__(self, places: Callable[[Any], Any], named: Callable[[Any], Any] | None) -> None:
         self.places = places
-        """Picks the integers among the positional arguments."""
+        """Picks the integers of the positional arguments."""
         self.named = named
-        """Picks the integers among the others; None where there are none."""
+        """Picks the integers of the keyword arguments; None if there are none."""
         self.cells: dict[Any, Cell] = {}
         """By grid and integers."""
 
@@ -62,14 +62,14 @@ def _nothing(args: object) -> None:
 def make_form(
     places: Sequence[int], named: Sequence[str], *, loose: Sequence[str], given: int
 ) -> LaunchLayout:
-    """Return a form.
+    """Return a layout.
 
     Parameters
     ----------
     places, named
-        Of the integers among the positional and the other arguments.
+        Positions and names of the integers.
     loose
-        Parameters that may be left out.
+        Parameters that may be omitted.
     given
         How many arguments are positional.
     """
@@ -80,7 +80,7 @@ def make_form(
 
 
 def _exactly(given: int, pick: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Pick only where exactly so many arguments are positional."""
+    """Pick only if exactly this many arguments are positional."""
 
     def exact(args: tuple[Any, ...]) -> Any:  # noqa: ANN401 - integers
         if len(args) != given:
@@ -91,7 +91,7 @@ def _exactly(given: int, pick: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _naming(loose: Sequence[str], named: Sequence[str]) -> Callable[[Any], Any]:
-    """Pick by name, those that may be left out too: what is not given is part of the key."""
+    """Pick by name, including parameters that may be omitted: an omission is part of the key."""
     names = (*named, *(name for name in loose if name not in named))
 
     def by_name(kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -101,7 +101,7 @@ def _naming(loose: Sequence[str], named: Sequence[str]) -> Callable[[Any], Any]:
 
 
 def pick(form: LaunchLayout, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
-    """Return the integers of a launch, in the shape the quick way has them."""
+    """Return the integers of a launch, in the form that the fast path uses."""
     found = form.places(args)
     return found if form.named is None else (found, form.named(kwargs))
 
@@ -109,22 +109,19 @@ def pick(form: LaunchLayout, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 log = logging.getLogger(__name__)
 
 MAX_KEYS = 512
-"""Shape keys counted one by one per kernel."""
+"""Shape keys counted separately per kernel."""
 MAX_OBSERVED = 64
 """Shape keys per kernel whose arguments are described."""
 MISSING = object()
-"""Stands for a parameter without a default."""
+"""Marks a parameter without a default."""
 
 Grid = Any
-"""A tuple of up to three whole numbers, or whatever a server passes for it."""
+"""A tuple of up to three whole numbers, or any object that a server passes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of a kernel."""
-
     name: str
-    """As written."""
     constexpr: bool
     """Annotated as a compile-time constant."""
     default: Any
@@ -132,10 +129,10 @@ class Parameter:
 
 
 class Probe(Protocol):
-    """Times one launch; `timing` has it."""
+    """Times one launch; implemented in `timing`."""
 
     def begin(self, kernel: Kernel) -> Any | None:  # noqa: ANN401 - the device's own
-        """Mark the begin of a launch if it is the one to be timed."""
+        """Mark the start of a launch if it is the one to be timed."""
         ...
 
     def end(self, begun: Any, cell: Cell) -> None:  # noqa: ANN401 - the device's own
@@ -144,12 +141,13 @@ class Probe(Protocol):
 
 
 class Kernel:
-    """What is known of one kernel function of the server.
+    """One kernel function of the server.
 
     Parameters
     ----------
     target
-        What launches it: a ``JITFunction``, or the function the interpreter runs. Held weakly.
+        What launches it: a ``JITFunction``, or the function that the interpreter runs. Referenced
+        weakly.
     function
         The server's Python function.
     constexprs
@@ -210,19 +208,19 @@ class Kernel:
         self.variadic = any(
             each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in found.values()
         )
-        """Takes ``*args``: counted, and neither lifted nor swapped."""
+        """Takes ``*args``: counted, but neither lifted nor swapped."""
         self.led: Any = None
-        """What launches are led through, slot or probe; None for the server's own way."""
+        """Slot or probe that launches go through; None for the server's own code."""
         self._slot: Any = None
         self.probe: Probe | None = None
         """Times one of the next launches."""
         self.tell: Callable[[], None] | None = None
-        """Called when launches show a new key, the first of all among them; must not raise."""
+        """Called when a launch has a new key, including the first launch; must not raise."""
         self.restart()
 
     @property
     def slot(self) -> Any:  # noqa: ANN401 - a KernelSlot
-        """What takes its launches; None while the server's own code does."""
+        """Slot of its launches; None while the server's own code runs them."""
         return self._slot
 
     @slot.setter
@@ -231,20 +229,19 @@ class Kernel:
         self._lead()
 
     def arm(self, probe: Probe) -> None:
-        """Have one of the next launches timed; nothing where a slot takes them."""
+        """Time one of the next launches; no effect while a slot dispatches them."""
         self.probe = probe
         self._lead()
 
     def disarm(self) -> None:
-        """Time none of the next launches."""
         self.probe = None
         self._lead()
 
     def _lead(self) -> None:
-        """Say what launches are led through now.
+        """Set what launches go through now.
 
-        A launch disarms while the control thread opens a slot, and neither waits for the other:
-        whoever has said it looks again at what it was said of, so that the last to say it is right.
+        A launch may disarm while the control thread opens a slot, and neither waits for the other.
+        So each reads both values again after the assignment, and the last assignment is correct.
         """
         while True:
             slot, probe = self._slot, self.probe
@@ -273,7 +270,7 @@ class Kernel:
         *,
         rule: object = None,
     ) -> None:
-        """Count a launch whose key the quick way has not found; never raises.
+        """Count a launch whose key the fast path has not found; never raises.
 
         Parameters
         ----------
@@ -284,7 +281,7 @@ class Kernel:
         grid
             Its numbers.
         rule
-            The function that gave them, if one did.
+            Function that returned the grid, if any.
         """
         try:
             if not isinstance(grid, tuple):
@@ -303,12 +300,12 @@ class Kernel:
             log.debug("%s: a launch is counted without its shape: %r", self.name, error)
 
     def cells(self) -> Iterator[Cell]:
-        """All cells, without `other`."""
+        """Return all cells, without `other`."""
         for form in (*list(self.forms.values()), *list(self._alternatives.values())):
             yield from list(form.cells.values())
 
     def total(self) -> int:
-        """All launches of the server's own code since start."""
+        """Return all launches of the server's own code since start."""
         return self.other.count + sum(cell.count for cell in self.cells())
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -339,7 +336,7 @@ class Kernel:
             form = self.forms.setdefault(token, self._make_form(args, kwargs))
         try:
             return form, pick(form, args, kwargs)
-        except (IndexError, KeyError):  # given in other places than at first
+        except (IndexError, KeyError):  # passed in other positions than at first
             other = (token, len(args), tuple(kwargs))
             form = self._alternatives.get(other)
             if form is None:
@@ -359,7 +356,7 @@ class Kernel:
         return make_form(places, named, loose=self._loose, given=len(args))
 
     def _token(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
-        """Return what Triton would compile for, where it compiles nothing."""
+        """Return the key that Triton would compile for, where it compiles nothing."""
         found: list[object] = []
         for each, value in zip(self.parameters, self.bind(args, kwargs), strict=True):
             if each.constexpr:
@@ -378,7 +375,7 @@ class Kernel:
             return form.cells.setdefault(key, Cell())
 
     def _trim(self) -> None:
-        """Fold the half launched least into `other`, so that new keys are seen for ever."""
+        """Add the less launched half of the cells to `other`, to make room for new keys."""
         forms = [*self.forms.values(), *self._alternatives.values()]
         counts = sorted(cell.count for form in forms for cell in form.cells.values())
         limit, left = counts[len(counts) // 2], len(counts) // 2
@@ -393,7 +390,7 @@ class Kernel:
         for table in (self.forms, self._alternatives):
             for token, form in list(table.items()):
                 if not form.cells:
-                    del table[token]  # what was compiled for it may now be freed
+                    del table[token]  # its compiled code may now be freed
 
     def _describe(
         self,

@@ -1,9 +1,9 @@
-"""How an artifact's variant binds to an intercepted launch: ``intercept`` in ``artifact.json``.
+"""Rules that bind a variant to an intercepted launch: ``intercept`` in ``artifact.json``.
 
 ::
 
     "intercept": {
-      "kernel": "module:qualname", "source_digest": "sha256:...",   whose launches
+      "kernel": "module:qualname", "source_digest": "sha256:...",   kernel whose launches bind
       "code": "live" | "artifact",        other parameters of the server's code, or another source
       "axes": {"M": "grid_0", "N": "n_cols"},                    length of each variable axis
       "dtypes": {"x_ptr": "float16", ...},                       of every pointer
@@ -12,16 +12,17 @@
       "numels": {"x_ptr": "M * N"},       elements that tensors must have, over the axes
       "stores": {"y_ptr": "write" | "update"},                   pointers it stores to
       "bind": {"x": "x_ptr"},             parameter of the variant -> of the kernel; same by default
-      "grid": "kept"                      if the server's own grid holds for the variant
+      "grid": "kept"                      if the server's own grid is valid for the variant
     }
 
 ``params`` of the artifact are the variant's constexprs and options; its ``grid`` is a rule over the
 axes, the launch's integers and constexprs (the variant's first), ``grid_0`` to ``grid_2`` of the
 server's own launch and ``numel_<pointer>``. An axis may also be written ``param:NAME`` or
-``grid:0``. What a launch does not fulfil makes it the server's.
+``grid:0``. A launch that does not meet a condition runs the server's code.
 
 With ``code: artifact`` every whole number of a launch must be an axis, or be named in ``ints`` or
-``constexprs``, and so must all that the source ignores or builds its code from; see `held`.
+``constexprs``. The same applies to all arguments that the source ignores or compiles into its code;
+see `shape_limits`.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class LaunchRule:
     kernel: str
     """Identity, ``module:qualname``."""
     source_digest: str
-    """Of the kernel's source with all it uses."""
+    """Digest of the kernel's source with everything it uses."""
     live: bool
     """Whether the server's own code runs with other parameters."""
     axes: Mapping[str, str]
@@ -68,15 +69,15 @@ class LaunchRule:
     constexprs: Mapping[str, Any]
     """Constexpr -> the value it must have."""
     ints: Mapping[str, str]
-    """Whole argument -> expression over all axes that it must equal."""
+    """Integer argument -> expression over all axes that it must equal."""
     numels: Mapping[str, str]
-    """Pointer -> expression over all axes: elements its tensor must have."""
+    """Pointer -> expression over all axes: elements that its tensor must have."""
     stores: Mapping[str, str]
     """Pointer that is stored to -> ``write``, or ``update`` if it is read too."""
     bind: Mapping[str, str]
     """Parameter of the variant -> parameter of the kernel, where the names differ."""
     keeps_grid: bool
-    """Whether the server's own grid holds."""
+    """Whether the server's own grid is valid for the variant."""
 
 
 def parse_rule(body: object) -> LaunchRule:
@@ -95,7 +96,7 @@ def parse_rule(body: object) -> LaunchRule:
     if not isinstance(digest, str) or not _DIGEST.match(digest):
         raise _invalid("source_digest", "is not a sha256 digest")
     if code not in ("live", "artifact"):
-        raise _invalid("code", "is neither live nor artifact")
+        raise _invalid("code", "must be live or artifact")
     if body.get("grid", "kept") != "kept":
         raise _invalid("grid", "can only be 'kept'; a rule is the artifact's own 'grid'")
     dtypes = _names(body, "dtypes", lambda value: value in DTYPES)
@@ -120,14 +121,15 @@ def parse_rule(body: object) -> LaunchRule:
 
 
 def key_reader(rule: LaunchRule, spec: Spec, kernel: Kernel) -> Callable[[LaunchCall], Key]:
-    """Return what reads the lengths of the variable axes from a launch.
+    """Return a function that reads the lengths of the variable axes from a launch.
 
-    What it returns raises ValueError or TypeError for a launch that has no such lengths.
+    The function raises ValueError or TypeError for a launch without such lengths.
 
     Raises
     ------
     Refused
-        ``artifact-invalid`` if an axis has no rule, or it names what the kernel does not have.
+        ``artifact-invalid`` if an axis has no rule, or the rule names what the kernel does not
+        have.
     """
     if set(rule.axes) != set(spec.variable_axes):
         raise _invalid("axes", f"has no rule for each of {list(spec.variable_axes)}")
@@ -163,13 +165,13 @@ def key_reader(rule: LaunchRule, spec: Spec, kernel: Kernel) -> Callable[[Launch
 
 
 def known_names(kernel: Kernel) -> set[str]:
-    """Return all that an expression over a launch may name."""
+    """Return all names that an expression over a launch may use."""
     names = [each.name for each in kernel.parameters]
     return {*names, *GRID_NAMES, *(f"numel_{name}" for name in names)}
 
 
 class Known(dict[str, int]):
-    """What expressions over a launch may name; looked up when it is asked for."""
+    """Values for expressions over a launch; computed when they are read."""
 
     __slots__ = ("_call",)
 
@@ -178,7 +180,7 @@ class Known(dict[str, int]):
         self._call = call
 
     def __missing__(self, name: str) -> int:
-        """Read a number of the launch; raises ValueError if there is none."""
+        """Read a number of the launch; raises ValueError if it does not have that number."""
         call = self._call
         if name in GRID_NAMES:
             return call.grid_numbers()[GRID_NAMES.index(name)]
@@ -203,7 +205,7 @@ def _names(body: Mapping[str, Any], field: str, fits: Callable[[Any], bool]) -> 
         raise _invalid(field, f"is not an object of at most {_MAX_ENTRIES} entries")
     for name, each in value.items():
         if not isinstance(name, str) or not _NAME.match(name) or not fits(each):
-            raise _invalid(field, f"holds {str(name)[:80]!r}, which is not as it must be")
+            raise _invalid(field, f"has an invalid entry {str(name)[:80]!r}")
     return dict(value)
 
 
@@ -212,7 +214,7 @@ def _is_text(value: object) -> bool:
 
 
 def _shown(text: str) -> str:
-    """Return where an axis shows, as an expression."""
+    """Return the source of an axis as an expression."""
     kind, found, name = text.partition(":")
     if not found or kind not in ("param", "grid"):
         return text

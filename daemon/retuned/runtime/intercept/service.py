@@ -1,4 +1,4 @@
-"""What the control socket can ask of interception, and how an artifact becomes a slot."""
+"""Service of interception for the control socket; turns an artifact into a slot."""
 
 from __future__ import annotations
 
@@ -18,17 +18,11 @@ from retuned.runtime.schema import Refused
 MAX_LISTED = 256
 """Kernels in one answer."""
 MAX_STOCK = 64
-"""Kernels without a slot in one answer to people, those launched most first."""
+"""Kernels without a slot in one status answer, those launched most first."""
 
 
 class Interception:
-    """Interception as the host sees it.
-
-    Parameters
-    ----------
-    interceptor
-        Of this process.
-    """
+    """Interception as the host uses it."""
 
     def __init__(self, interceptor: Interceptor) -> None:
         self._interceptor = interceptor
@@ -49,7 +43,7 @@ class Interception:
         """List the kernels that were launched; raises `Refused` for a bad request."""
         after = request.get("after", 0)
         if type(after) is not int or after < 0:
-            raise Refused("bad-request", detail="'after' is a whole number")
+            raise Refused("bad-request", detail="'after' must be a whole number")
         every = self._interceptor.kernels()
         shown = [summary(kernel) for kernel in islice(every, after, after + MAX_LISTED)]
         more = after + MAX_LISTED < len(every)
@@ -60,11 +54,11 @@ class Interception:
         }
 
     def launches(self) -> int:
-        """Return how often kernels were launched as the server wrote them, since start."""
+        """Return how often the server's own kernels were launched since start."""
         return sum(kernel.total() for kernel in self._interceptor.kernels())
 
     def stock(self) -> dict[str, Any]:
-        """Return the kernels that have no slot and run as the server wrote them, as JSON data."""
+        """Return the kernels without a slot, which run the server's own code, as JSON data."""
         every = [each for each in self._interceptor.kernels() if each.slot is None]
         rows = sorted(map(summary, every), key=lambda row: -int(row["launches"]))
         return {
@@ -73,11 +67,11 @@ class Interception:
         }
 
     def observed(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a page of what launches have shown; raises `Refused` for a bad request."""
+        """Return a page of observed launches; raises `Refused` for a bad request."""
         return page(self._interceptor.kernels(), request)
 
     def adopt(self, artifact: Artifact) -> KernelSlot:
-        """Make a slot for the kernel that an artifact is for, and lead its launches through it.
+        """Create a slot for the kernel of an artifact, and dispatch its launches through the slot.
 
         Raises
         ------
@@ -99,11 +93,11 @@ class Interception:
         return [each for each in self._interceptor.kernels() if each.slot is slot]
 
     def close(self, slot: KernelSlot) -> None:
-        """Lead no more launches through a slot."""
+        """Stop dispatching launches through a slot."""
         self._interceptor.close(slot)
 
     def load(self, artifact: Artifact, slot: KernelSlot) -> tuple[KernelVariant, int]:
-        """Return a variant ready to take launches, and for how many signatures it is compiled.
+        """Return a variant that is ready for launches, and for how many signatures it is compiled.
 
         Raises
         ------
@@ -133,7 +127,7 @@ class Interception:
         if not named:
             raise Refused(
                 "kernel-unseen",
-                detail=f"{rule.kernel[:120]} was not launched here; order again when it was",
+                detail=f"{rule.kernel[:120]} was not launched here yet; order again later",
             )
         for kernel in named:
             if not kernel.variadic and source_of(kernel).digest == rule.source_digest:

@@ -1,11 +1,10 @@
-"""What launches of another source are held to: those that it was validated with, and no others.
+"""Limits of launches for another source: only those that it was validated with.
 
-Other parameters of the server's own code may meet any argument, since the code is the server's. A
-source that somebody wrote was validated at the values of its rule. So constexprs must have them,
-None included; whole numbers must be an axis, or what the rule says they are at its lengths; and a
-fraction may only vary where the source takes it as it comes. No code depends on a number that is
-free: as where it was validated, the source is compiled once for a length of 1, of 16 and all
-others.
+Other parameters of the server's own code may meet any argument, since the code is the server's.
+Another source was validated only at the values of its rule. So constexprs must have these values,
+including None. Whole numbers must be an axis, or what the rule gives for them at its lengths. A
+float may vary only if the source takes it at run time. No code depends on a free number: as in
+validation, the source is compiled once for a length of 1, of 16 and all others.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from retuned.runtime.schema import Refused
 from retuned.runtime.triton.contract import Parameter
 
 Wanted = tuple[bool, Any]
-"""Whether a parameter of the source is fixed, and its value or the place it is taken from."""
+"""Whether a parameter of the source is fixed, and its value or the position of its argument."""
 
 
 class ShapeLimits:
@@ -30,17 +29,17 @@ class ShapeLimits:
     rule
         How the artifact binds.
     places
-        Place of every parameter of the kernel, by name.
+        Position of every parameter of the kernel, by name.
     scalars
-        Places that are neither pointers nor constexprs with a value.
+        Positions that are neither pointers nor constexprs with a value.
     parameters, wanted
-        Of the source, in order, and from where each gets its argument.
+        Of the source, in order, and where each gets its argument.
 
     Raises
     ------
     Refused
-        ``launch-mismatch`` if nothing says what an argument must be that the source ignores, or
-        builds its code from.
+        ``launch-mismatch`` if the rule gives no value for an argument that the source ignores or
+        compiles into its code.
     """
 
     def __init__(
@@ -55,15 +54,15 @@ class ShapeLimits:
         names = {place: name for name, place in places.items()}
         pairs = list(zip(parameters, wanted, strict=True))
         self._scalars = tuple(scalars)
-        said = {*rule.ints, *rule.axes.values()}
-        self._loose = frozenset(place for place in scalars if names[place] not in said)
+        ruled = {*rule.ints, *rule.axes.values()}
+        self._loose = frozenset(place for place in scalars if names[place] not in ruled)
         self._baked = frozenset(
             what for each, (fixed, what) in pairs if each.constexpr and not fixed
         )
         handed = {what for each, (fixed, what) in pairs if not fixed and not each.constexpr}
-        unsaid = sorted(names[place] for place in self._loose if place not in handed - self._baked)
-        if unsaid:
-            detail = f"nothing says what the arguments {unsaid} of another source must be"
+        free = sorted(names[place] for place in self._loose if place not in handed - self._baked)
+        if free:
+            detail = f"the rule gives no value for the arguments {free} of another source"
             raise Refused("launch-mismatch", detail=detail)
         pointers = {places[name] for name in rule.dtypes}
         self.free = tuple(
@@ -71,14 +70,17 @@ class ShapeLimits:
             for each, (fixed, what) in pairs
             if not fixed and not each.constexpr and what not in pointers
         )
-        """Parameters of the source that get a number which no code may depend on."""
+        """Parameters of the source that get a number on which no code may depend."""
 
     def allows(self, place: int, number: object) -> bool:
-        """Whether a launch may have this number there; what the rule fixes is looked at later."""
+        """Whether a launch may have this number there.
+
+        Values fixed by the rule are checked later.
+        """
         return number is float or place not in self._loose
 
     def code_of(self, signature: Sequence[Any]) -> tuple[Any, ...]:
-        """Return all of a signature that the compiled code depends on."""
+        """Return the part of a signature that the compiled code depends on."""
         pairs = zip(self._scalars, signature, strict=True)
         return tuple(number if place in self._baked else _kind(number) for place, number in pairs)
 

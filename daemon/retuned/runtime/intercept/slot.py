@@ -1,7 +1,7 @@
-"""A slot that stands in front of a kernel's launches, instead of in front of a function.
+"""Slot in front of a kernel's launches, instead of in front of a function.
 
-Its one input is the launch. Everything else is a slot's: counting by lengths, the table behind one
-reference, orders, bypass, trips. The server's own code is always one reference away.
+Its one input is the launch. Everything else is as in `Slot`: counting by lengths, the table behind
+one reference, orders, bypass, trips. The server's own code is always one reference away.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from retuned.runtime.schema import Key, Refused, Spec
 
 
 class KernelSlot(Slot):
-    """Launches of one kernel, led through a table.
+    """Launches of one kernel, dispatched by a table.
 
     Parameters
     ----------
     spec
-        Definition the kernel was lifted to.
+        Definition that the kernel was lifted to.
     rule
         How a launch is read.
     key
-        Lengths of the variable axes of a launch.
+        Returns the lengths of the variable axes of a launch.
     """
 
     TAKES_IN_PLACE = True
@@ -36,7 +36,7 @@ class KernelSlot(Slot):
         self.rule = rule
 
     def sample_inputs(self, reservoir: Any) -> None:  # noqa: ANN401 - as the base
-        """Refuse: a launch's tensors are the server's, and some are its outputs.
+        """Refuse: a launch's tensors belong to the server, and some are its outputs.
 
         Raises
         ------

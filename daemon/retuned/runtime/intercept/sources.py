@@ -1,8 +1,8 @@
-"""The source of an intercepted kernel with all it uses: helpers, constants, functions of Triton.
+"""Source of an intercepted kernel with everything it uses: helpers, constants, Triton functions.
 
 Names are resolved as Triton's own cache key resolves them: through the function's closure, then its
-globals. Text is put together, nothing of it is executed; what cannot be said as text is listed.
-The text is a stranger's: whoever reads it treats it so.
+globals. The text is only assembled, never executed; what has no text form is listed. The text is
+untrusted, and readers must treat it so.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_SOURCE_CHARS = 256 << 10
-"""Longest text that is put together."""
+"""Longest assembled text."""
 MAX_FUNCTIONS = 64
-"""Most functions in it."""
 _DEF = re.compile(r"^def\s+\w+\s*\(", re.MULTILINE)
 _HEADER = "import triton\nimport triton.language as tl\n"
 _MODULES = {"triton": "triton", "tl": "triton.language"}
@@ -34,22 +33,22 @@ class Gathered:
     """A kernel's source."""
 
     text: str | None
-    """Module text: imports, constants, helpers, the kernel last; None where there is no source."""
+    """Module text: imports, constants, helpers, the kernel last; None if there is no source."""
     digest: str
-    """Of the text; of the function's code where there is no text."""
+    """Digest of the text; of the function's code if there is no text."""
     unresolved: tuple[str, ...]
     """Names that the text uses and does not define, with the reason."""
 
 
 def gather(function: Any, own_text: str | None = None) -> Gathered:  # noqa: ANN401 - a function
-    """Put the source of a kernel together.
+    """Assemble the source of a kernel.
 
     Parameters
     ----------
     function
         The server's Python function.
     own_text
-        What Triton compiles for it, where that is known; from its file otherwise.
+        What Triton compiles for it, if that is known; otherwise read from its file.
     """
     work = _Gatherer()
     work.add(function, own_text)

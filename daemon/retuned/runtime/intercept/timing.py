@@ -1,15 +1,14 @@
-"""How long the server's own launches take on the device: a few of them, by events.
+"""Timing of the server's own launches on the device: a few of them, by events.
 
-Now and then a kernel is armed: one of its next launches, at a random place, is put between two
-events of the stream that it is launched on. The events are looked at later, by housekeeping;
-nothing is waited for. How many launches are timed is bounded by the clock, one of a kernel in each
-round, whatever the load; a launch that is not timed pays nothing for it, because an armed kernel
-takes the way that kernels with a slot take. Launches that are recorded into a graph are not timed,
-and while one is captured, by whichever thread, no event is asked after: that would end the capture.
+From time to time a kernel is armed: one of its next launches, at a random position, is put between
+two events of its stream. Maintenance reads the events later; no code waits for them. The clock
+bounds how many launches are timed: one of each kernel per round, whatever the load. Other launches
+pay nothing for it, because an armed kernel takes the path of kernels with a slot. Launches that are
+captured into a graph are not timed. While any thread captures a graph, no event is queried, since
+that would end the capture.
 
-An event on a stream that has nothing left to do is passed at once, and what follows is then the
-host's time as well as the device's. Such a sample is only counted; a server that keeps its device
-busy gives real ones.
+An event on an idle stream completes immediately, and the interval then includes host time. Such a
+sample is only counted. A server that keeps its device busy gives valid samples.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from retuned.runtime.shadow.pending_checks import Quiet
 MOST_PENDING = 256
 """Timed launches whose end is not known yet."""
 MOST_SKIPPED = 64
-"""Launches of an armed kernel that may pass before the one that is timed."""
+"""Launches of an armed kernel that may pass before the timed one."""
 ROUND_S = 1.0
-"""Between two rounds, each of which arms every kernel once."""
+"""Seconds between two rounds, each of which arms every kernel once."""
 
 
 def timing_is_asked() -> bool:
@@ -42,30 +41,30 @@ def timing_is_asked() -> bool:
 
 
 class Device(Protocol):
-    """Marks moments on the stream that is current."""
+    """Marks moments on the current stream."""
 
     def mark(self) -> Any | None:  # noqa: ANN401 - the device's own
-        """Mark this moment; None where it cannot be, as while a graph is captured."""
+        """Mark this moment; None if that is not possible, as while a graph is captured."""
         ...
 
     def passed(self, mark: Any) -> bool:  # noqa: ANN401 - the device's own
-        """Whether the device has come to a mark."""
+        """Whether the device has reached a mark."""
         ...
 
     def between_ns(self, first: Any, second: Any) -> int:  # noqa: ANN401 - the device's own
-        """Time between two marks that have been passed, ns."""
+        """Return the time between two marks that have been passed, ns."""
         ...
 
 
 class Probe:
-    """What an armed kernel is led through, once.
+    """Times one launch of an armed kernel.
 
     Parameters
     ----------
     watch
         Takes the sample.
     skip
-        Launches to let pass first.
+        Launches to skip first.
     """
 
     __slots__ = ("_skip", "_watch")
@@ -75,7 +74,7 @@ class Probe:
         self._skip = skip
 
     def begin(self, kernel: Kernel) -> Any | None:  # noqa: ANN401 - the device's own
-        """Mark the begin of a launch if it is the one to be timed; never raises."""
+        """Mark the start of a launch if it is the one to be timed; never raises."""
         if self._skip > 0:
             self._skip -= 1
             return None
@@ -95,7 +94,7 @@ class _Sample:
 
 
 class Stopwatch:
-    """Arms kernels and gathers what their launches took.
+    """Arms kernels and collects the time of their launches.
 
     Parameters
     ----------
@@ -106,7 +105,7 @@ class Stopwatch:
     clock
         Monotonic seconds.
     quiet
-        While it is entered no graph is captured; raises `Refused` if one is.
+        Context in which no graph is captured; raises `Refused` if one is.
     """
 
     def __init__(
@@ -118,8 +117,7 @@ class Stopwatch:
         quiet: Quiet = quiet,
     ) -> None:
         self.dropped = 0
-        """Samples lost because too many were pending, a graph was captured, or the device
-        refused."""
+        """Samples lost: too many were pending, a graph was captured, or the device raised."""
         self._device: Device = device or TorchEvents()
         self._random = random_source or random.SystemRandom()
         self._clock = clock
@@ -128,12 +126,12 @@ class Stopwatch:
         self._pending: deque[_Sample] = deque()
 
     def round(self, kernels: Iterable[Kernel]) -> None:
-        """Gather what has ended, and arm every kernel if it is time; called by housekeeping."""
+        """Collect completed samples, and arm every kernel if it is time; called by maintenance."""
         try:
             with self._quiet():
                 self._gather()
         except Refused:
-            pass  # a graph is being captured: they wait
+            pass  # a graph is being captured: the samples wait
         if self._clock() < self._next_s:
             return
         self._next_s = self._clock() + ROUND_S
@@ -142,18 +140,18 @@ class Stopwatch:
                 kernel.arm(Probe(self, self._random.randrange(MOST_SKIPPED)))
 
     def begin(self) -> Any | None:  # noqa: ANN401 - the device's own
-        """Mark the begin of a launch; None if it is not to be timed."""
+        """Mark the start of a launch; None if it is not to be timed."""
         if len(self._pending) >= MOST_PENDING:
             self.dropped += 1
             return None
         try:
             return self._device.mark()
-        except Exception:  # the server's device: its launch must go on
+        except Exception:  # the server's device: its launch must continue
             self.dropped += 1
             return None
 
     def end(self, begun: Any, cell: Cell) -> None:  # noqa: ANN401 - the device's own
-        """Mark the end of a launch, unless the stream was idle when it was launched."""
+        """Mark the end of a launch, unless the stream was idle at its start."""
         try:
             with self._quiet():
                 idle = self._device.passed(begun)
@@ -168,7 +166,7 @@ class Stopwatch:
             self._pending.append(_Sample(cell, begun, ended))
 
     def _gather(self) -> None:
-        """Fold in the samples whose end has been passed, in the order they were taken."""
+        """Add the samples whose end has passed, in the order they were taken."""
         for _ in range(len(self._pending)):
             sample = self._pending.popleft()
             try:
@@ -183,7 +181,7 @@ class Stopwatch:
 
 
 class TorchEvents:
-    """Events of the PyTorch that the server has loaded; CUDA's and ROCm's are the same there."""
+    """Events of the PyTorch that the server has loaded; CUDA and ROCm have the same interface."""
 
     def mark(self) -> Any | None:  # noqa: ANN401 - torch.cuda.Event
         """Record an event on the current stream; None without a device or under capture."""
@@ -197,9 +195,8 @@ class TorchEvents:
         return event
 
     def passed(self, mark: Any) -> bool:  # noqa: ANN401 - torch.cuda.Event
-        """Whether the device has come to an event."""
         return bool(mark.query())
 
     def between_ns(self, first: Any, second: Any) -> int:  # noqa: ANN401 - torch.cuda.Event
-        """Time between two events, ns; they count in steps of half a microsecond."""
+        """Return the time between two events, ns; the resolution is half a microsecond."""
         return int(first.elapsed_time(second) * 1e6)

@@ -1,9 +1,9 @@
-"""A variant that takes over launches of one of the server's kernels, in place.
+"""Variant that replaces launches of one of the server's kernels, in place.
 
-It writes where the server's launch would have written. Nothing compiles while serving: what live
-launches have shown is compiled when the variant is prepared, what they show later by the control
-thread; until then it is the server's. The first launch of every shape bucket, and
-sampled ones later, are checked; on those the server's own code serves.
+It writes where the server's launch would have written. Nothing is compiled while serving: observed
+launches are compiled when the variant is prepared, later ones by the control thread; until then the
+server's code runs. The first launch of every shape bucket, and later sampled ones, are checked; in
+those the server's own code serves.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from retuned.runtime.triton.precompiled import Shipped
 log = logging.getLogger(__name__)
 
 MAX_PENDING = 64
-"""Codes queued for compiling; what does not fit is queued again by a later launch."""
+"""Codes queued for compiling; a later launch queues a code again that did not fit."""
 MAX_FAILED = 1024
-"""Codes remembered that could not be compiled; more start over."""
+"""Codes remembered that could not be compiled; beyond it the record is cleared."""
 MAX_PLANS = 64
-"""Kernels of one identity and source that one variant follows; a server may make them anew."""
+"""Kernels of one identity and source that one variant follows; a server may recreate kernels."""
 _Asked = tuple[Signature, tuple[Any, ...], dict[str, Any]]
 """Signature, arguments and options of a launch that needs a code."""
 _UNBOUND = Ineligible("arguments")
@@ -50,7 +50,7 @@ _TOO_MANY = Ineligible("too-many-kernels")
 
 
 class KernelVariant:
-    """One artifact with an ``intercept`` block, ready to take launches.
+    """One artifact with an ``intercept`` block, ready for launches.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class KernelVariant:
     rule
         Its block.
     kernels
-        Tells the kernels that go through the slot now.
+        Returns the kernels that go through the slot now.
 
     Raises
     ------
@@ -72,7 +72,7 @@ class KernelVariant:
         self, artifact: Artifact, rule: LaunchRule, *, kernels: Callable[[], list[Kernel]]
     ) -> None:
         if artifact.language != "triton" or artifact.steps or artifact.scratch:
-            raise Refused("language-unsupported", detail="one Triton launch replaces one")
+            raise Refused("language-unsupported", detail="the variant must be one Triton launch")
         self._artifact = artifact
         self._rule = rule
         self._kernels = kernels
@@ -88,7 +88,7 @@ class KernelVariant:
         self._failed: set[tuple[Kernel, Code]] = set()
         self._torch = sys.modules.get("torch")
         self.elsewhere = _elsewhere(self._torch)
-        """Whether another device than that of the variant is current; None where there is one."""
+        """Whether the current device is not the variant's; None if there is only one device."""
 
     def _load(self) -> None:
         try:
@@ -105,12 +105,12 @@ class KernelVariant:
     # --- off the request path ---------------------------------------------------------------------
 
     def prepare_seen(self) -> int:
-        """Compile for all launches that were described; return for how many signatures.
+        """Compile for all described launches; return for how many signatures.
 
         Raises
         ------
         Refused
-            ``kernel-unseen`` if no such launch was seen.
+            ``kernel-unseen`` if no such launch was observed.
         """
         made = sum(self._prepare_kernel(kernel) for kernel in self._kernels())
         if not any(plan.ready for plan in self._plans.values()):
@@ -123,11 +123,11 @@ class KernelVariant:
 
     @property
     def pending(self) -> int:
-        """Kernels and codes that launches asked for in vain."""
+        """Kernels and codes that launches needed and that are not compiled yet."""
         return len(self._met) + len(self._pending)
 
     def prepare_pending(self) -> int:
-        """Compile one of what launches asked for in vain; return how many were compiled."""
+        """Compile one pending kernel or code; return how many were compiled."""
         kernel = next(iter(list(self._met)), None)
         if kernel is not None:
             return self._prepare_met(kernel)
@@ -146,7 +146,7 @@ class KernelVariant:
             if len(self._failed) >= MAX_FAILED:
                 self._failed.clear()
             self._failed.add(asked)
-            log.warning("%s: a launch stays the server's: %s", kernel.name, error)
+            log.warning("%s: a launch keeps the server's code: %s", kernel.name, error)
         self._pending.pop(asked, None)
         return made
 
@@ -163,12 +163,12 @@ class KernelVariant:
         return made
 
     def _prepare_met(self, kernel: Kernel) -> int:
-        """Do the same for a kernel that was made after the swap."""
+        """Do the same for a kernel that was created after the swap."""
         try:
             return self._prepare_kernel(kernel)
         except Refused as error:
             self._refused[kernel] = Ineligible(error.reason)
-            log.warning("%s: its launches stay the server's: %s", kernel.name, error)
+            log.warning("%s: its launches keep the server's code: %s", kernel.name, error)
             return 0
         finally:
             self._met.pop(kernel, None)
@@ -202,7 +202,7 @@ class KernelVariant:
         return plan
 
     def ready_for(self, plan: Plan, call: LaunchCall, signature: Signature) -> Ready | None:
-        """Return what launches under a signature; where there is no code, queue it for compiling.
+        """Return the code of a signature; if there is none, queue it for compiling.
 
         Raises
         ------
@@ -223,7 +223,7 @@ class KernelVariant:
     # --- launches ---------------------------------------------------------------------------------
 
     def launcher(self, key: Key) -> Launch:
-        """Return what launches in place of the server's code."""
+        """Return a function that launches in place of the server's code."""
 
         def launch(inputs: tuple[Any, ...]) -> Any:  # noqa: ANN401 - the launch, or Ineligible
             call: LaunchCall = inputs[0]
@@ -231,14 +231,14 @@ class KernelVariant:
                 values = call.values()
             except ValueError:
                 return _UNBOUND
-            if call.spare is not None:  # timed, after its check: the server has its answer
+            if call.spare is not None:  # timed after its check: the server has its result already
                 return self._run(call, call.spare, key=key, serve=False)
             return self._run(call, values, key=key, serve=True)
 
         return launch
 
     def checked_launcher(self, key: Key) -> Launch:
-        """Return what launches into copies, and has the server's code launch into others."""
+        """Return a function that launches into copies, and the server's code into other copies."""
 
         def launch(inputs: tuple[Any, ...]) -> Any:  # noqa: ANN401 - copies, or Ineligible
             call: LaunchCall = inputs[0]
@@ -264,7 +264,7 @@ class KernelVariant:
         return launch
 
     def detached(self, key: Key, inputs: tuple[Any, ...]) -> DetachedLaunch | None:
-        """Return both sides of a check of a launch; None where it is none that can be taken."""
+        """Return both sides of a check of a launch; None if the variant cannot take it."""
         call: LaunchCall = inputs[0]
         plan = self._plans.get(call.kernel)
         try:
@@ -276,7 +276,7 @@ class KernelVariant:
             return None
 
     def refuses(self, key: Key, inputs: tuple[Any, ...]) -> Ineligible | None:
-        """Return why a launch is the server's; None where it can be taken."""
+        """Return why the server's code must run a launch; None if the variant may."""
         call: LaunchCall = inputs[0]
         try:
             call.values()
@@ -286,7 +286,10 @@ class KernelVariant:
         return decided if isinstance(decided, Ineligible) else None
 
     def fingerprint(self, inputs: tuple[Any, ...]) -> object:
-        """Return a checksum of what the launch must not write to; 0 where it is not taken."""
+        """Return a checksum of what the launch must not write to.
+
+        0 if the variant does not take it.
+        """
         call: LaunchCall = inputs[0]
         plan = self._plans.get(call.kernel)
         if plan is None or isinstance(stored_to(call.values(), plan.stores), Ineligible):
@@ -294,14 +297,17 @@ class KernelVariant:
         return inputs_sum(call.values(), plan.stores)
 
     def capturing(self) -> Callable[[], bool] | None:
-        """Return whether the current stream is being captured; None without a GPU."""
+        """Return a function that checks whether the current stream is captured.
+
+        None without a GPU.
+        """
         if self._torch is None or not self._torch.cuda.is_available():
             return None
         capturing: Callable[[], bool] = self._torch.cuda.is_current_stream_capturing
         return capturing
 
     def _unplanned(self, kernel: Kernel) -> Ineligible:
-        """Queue a kernel without a plan: it was made after the swap."""
+        """Queue a kernel without a plan: it was created after the swap."""
         refused = self._refused.get(kernel)
         if refused is not None:
             return refused
@@ -324,7 +330,7 @@ class KernelVariant:
         return call
 
     def _decide(self, call: LaunchCall, key: Key) -> tuple[Plan, Ready, GridNumbers] | Ineligible:
-        """Return what launches and with which grid, or why the launch is the server's."""
+        """Return what launches and with which grid, or why the server's code must run."""
         plan = self._plans.get(call.kernel)
         if plan is None:
             return self._unplanned(call.kernel)

@@ -1,4 +1,4 @@
-"""What each parameter of a Triton entry is: a tensor, scratch, an axis or a constant."""
+"""Bindings of a Triton entry: each parameter is a tensor, scratch, an axis or a constant."""
 
 from __future__ import annotations
 
@@ -19,29 +19,27 @@ LAUNCH_OPTIONS: Mapping[str, tuple[int, ...]] = {
     "matrix_instr_nonkdim": (0, 16, 32),
     "kpack": (1, 2),
 }
-"""Params that go to the compiler and not to the kernel, with the values that are accepted."""
+"""Params for the compiler instead of the kernel, with the accepted values."""
 
 _MAX_INT32 = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binding:
-    """The parameters of an entry, resolved; lengths are those of all axes, in order."""
+    """The resolved parameters of an entry; lengths are those of all axes, in order."""
 
     parameters: tuple[Parameter, ...]
-    """Of the entry."""
     tensors: tuple[tuple[int, int], ...]
-    """(place among the parameters, index of the tensor)."""
+    """(position among the parameters, index of the tensor)."""
     axes: tuple[tuple[int, int], ...]
-    """(place among the parameters, index of the axis)."""
+    """(position among the parameters, index of the axis)."""
     constants: tuple[tuple[int, int | str], ...]
-    """(place among the parameters, value)."""
+    """(position among the parameters, value)."""
     scratch_at: int | None
-    """Place of the workspace."""
+    """Position of the workspace."""
     options: Mapping[str, int]
     """For the compiler."""
     grid: Grid
-    """Parsed."""
     axis_names: tuple[str, ...]
     """All axes of the definition."""
     integers: Mapping[str, int]
@@ -57,7 +55,7 @@ class Binding:
         )
 
     def specialisation(self, lengths: Sequence[int]) -> tuple[int, ...]:
-        """Return all that the compiled code depends on: lengths of the constexpr axes."""
+        """Return what the compiled code depends on: the lengths of the constexpr axes."""
         return tuple(
             lengths[index] for place, index in self.axes if self.parameters[place].constexpr
         )
@@ -75,7 +73,7 @@ class Binding:
     def arguments(
         self, lengths: Sequence[int], *, tensors: Sequence[object], scratch: object
     ) -> list[object]:
-        """Return one argument per parameter; anything may stand for a tensor.
+        """Return one argument per parameter; the items of `tensors` may be of any type.
 
         Raises
         ------
@@ -90,7 +88,7 @@ class Binding:
         return args
 
     def template(self, lengths: Sequence[int]) -> tuple[list[object], tuple[tuple[int, int], ...]]:
-        """Return arguments with holes, and (place, tensor) of the holes.
+        """Return arguments with gaps, and (position, tensor) of the gaps.
 
         Raises
         ------
@@ -124,7 +122,7 @@ def bind(
     signature
         Of the checked source.
     params
-        Parameters of the variant, launch options among them.
+        Parameters of the variant, including launch options.
     grid
         Expressions.
     tensors
@@ -197,7 +195,7 @@ def _plain(parameter: Parameter, index: int) -> int:
 
 def _scratch(parameter: Parameter, place: int, scratch_bytes: int) -> int:
     if parameter.constexpr or scratch_bytes <= 0:
-        raise _refused("'scratch' is a pointer, and needs scratch_bytes above 0")
+        raise _refused("'scratch' must be a pointer and needs scratch_bytes above 0")
     return place
 
 
@@ -208,7 +206,7 @@ def _constant(parameter: Parameter, given: Mapping[str, int | str]) -> int | str
         raise _refused(f"the param '{parameter.name}' is not annotated tl.constexpr")
     value = given[parameter.name]
     if type(value) not in (int, str):
-        raise _refused(f"the param '{parameter.name}' is neither a whole number nor text")
+        raise _refused(f"the param '{parameter.name}' must be a whole number or text")
     return value
 
 

@@ -1,12 +1,8 @@
-"""Names that device code of a Triton variant may use.
+"""Contract of a Triton variant's source: what the file and its device code may contain.
 
-Lists of what is allowed, never of what is forbidden: Triton resolves an attribute chain on Python
-objects while it compiles and calls whatever it finds there, so that ``tl.core.os.system(...)``
-would run on the host.
-
-The static contract of a Triton variant's source: what the file may hold, checked unexecuted.
-
-The body of a ``@triton.jit`` function: only what device code needs, name by name.
+The source is checked without executing it. The names that device code may use are allow-lists, not
+deny-lists: Triton resolves an attribute chain on Python objects while it compiles and calls what it
+finds, so that ``tl.core.os.system(...)`` would run on the host.
 """
 
 from __future__ import annotations
@@ -52,7 +48,7 @@ LIBDEVICE = _words(
     sin sinh sqrt sqrt_rn tan tanh trunc
     """
 )
-"""Names of ``triton.language.extra.libdevice``: numbers in, a number out, nothing else touched."""
+"""Names of ``triton.language.extra.libdevice``: pure functions of numbers."""
 
 HOST = frozenset(("cdiv", "next_power_of_2"))
 """Names of ``triton``: compile-time arithmetic."""
@@ -70,10 +66,10 @@ VALUES = _words(
 """Attributes of tensors, types and other values."""
 
 BUILTINS = frozenset(("range", "min", "max", "float", "int", "bool", "len", "abs"))
-"""Python names that Triton gives a meaning to."""
+"""Python names that Triton supports."""
 
 DECORATOR = ("triton", "jit")
-"""The one decorator."""
+"""The only allowed decorator."""
 
 
 _MODULES = {"tl": LANGUAGE, "triton": HOST, "libdevice": LIBDEVICE}
@@ -110,7 +106,7 @@ _CONSTANTS = (int, float, bool, str, type(None))
 
 
 class DeviceCheck:
-    """One function, checked against the allow-lists.
+    """Check of one function against the allow-lists.
 
     Parameters
     ----------
@@ -121,7 +117,7 @@ class DeviceCheck:
     node
         The function; its header has been checked.
     imported
-        Modules that the file imports, by the names they have there.
+        Modules that the file imports, by their names in the file.
     """
 
     def __init__(
@@ -198,7 +194,7 @@ class DeviceCheck:
         for child in ast.iter_child_nodes(node):
             inner = child.value if isinstance(child, ast.keyword) else child
             if isinstance(node, ast.Call | ast.Compare) and _is_text_node(inner):
-                continue  # a name that is handed on or compared; nothing is computed with it
+                continue  # a name that is passed or compared; nothing is computed with it
             if isinstance(inner, ast.expr):
                 self._expression(inner)
 
@@ -246,9 +242,9 @@ class DeviceCheck:
 
 
 def _check_operator(operator: ast.operator, line: int) -> None:
-    """Refuse what makes a number as long as memory: Triton computes constants in Python.
+    """Refuse operators that make numbers of unlimited length: Triton computes constants in Python.
 
-    Whoever compiles, the server's own process included, would hold its lock for minutes.
+    The compiling process, possibly the server itself, would hold its interpreter lock for minutes.
     """
     if isinstance(operator, ast.Pow):
         raise _refused_in_device(line, "uses **; write the product, or tl.exp2")
@@ -269,21 +265,18 @@ def _refused_in_device(line: int, problem: str) -> Refused:
 
 
 MAX_SOURCE_CHARS = 256 << 10
-"""Longest file."""
 _COOKIE = re.compile(r"coding[:=]")
 _IMPORTS: dict[tuple[str | None, int, str, str | None], str] = {
     (None, 0, "triton", None): "triton",
     (None, 0, "triton.language", "tl"): "tl",
     ("triton.language.extra", 0, "libdevice", None): "libdevice",
 }
-"""(from where, dots, what, as what) -> the name that the file then has."""
+"""(module, level, name, alias) -> the name in the file."""
 _RESERVED = BUILTINS | {"tl", "triton", "libdevice"}
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of the entry."""
-
     name: str
     """As written; it is bound by this name."""
     constexpr: bool
@@ -292,12 +285,11 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class KernelSignature:
-    """What the launcher needs to know of a checked file."""
+    """Facts of a checked file that the launcher needs."""
 
     entry: str
-    """Name of the function to launch."""
     parameters: tuple[Parameter, ...]
-    """Of the entry, in order."""
+    """Parameters of the entry, in order."""
     functions: tuple[str, ...]
     """Every function of the file, in order."""
 
@@ -308,7 +300,7 @@ def check_source(text: str, *, entry: str) -> KernelSignature:
     Parameters
     ----------
     text
-        The file; nothing of it is executed.
+        The file; none of it is executed.
     entry
         Function to launch.
 
@@ -334,7 +326,7 @@ def check_source(text: str, *, entry: str) -> KernelSignature:
 
 
 def _check_text(text: str) -> None:
-    """Refuse what Python, Triton and a reader could see differently."""
+    """Refuse text that Python, Triton and a reader may interpret differently."""
     if not isinstance(text, str) or len(text) > MAX_SOURCE_CHARS:
         raise _refused(None, f"has more than {MAX_SOURCE_CHARS} characters")
     lines = text.split("\n")
@@ -380,9 +372,9 @@ def _import(node: ast.Import | ast.ImportFrom) -> str:
     if len(node.names) == 1:
         name = node.names[0]
         home = (node.module, node.level) if isinstance(node, ast.ImportFrom) else (None, 0)
-        said = (*home, name.name, name.asname)
-        if said in _IMPORTS:
-            return _IMPORTS[said]
+        found = (*home, name.name, name.asname)
+        if found in _IMPORTS:
+            return _IMPORTS[found]
     raise _refused(
         node.lineno,
         "imports something other than 'triton', 'triton.language as tl' and, from "
@@ -422,17 +414,17 @@ def _new(
 
 
 def _check_header(node: ast.FunctionDef, imported: set[str]) -> None:
-    """Check all of a function that Python evaluates when it is defined."""
+    """Check all of a function that Python evaluates at its definition."""
     line = node.lineno
     if [_dotted(found) for found in node.decorator_list] != [DECORATOR]:
         raise _refused(line, f"decorates '{node.name}' with something other than @triton.jit")
     if not {"triton", "tl"} <= imported:
         raise _refused(line, "needs 'import triton' and 'import triton.language as tl' before this")
     if node.returns is not None or node.type_comment or getattr(node, "type_params", None):
-        raise _refused(line, f"annotates what '{node.name}' returns or its types")
+        raise _refused(line, f"annotates the result or the types of '{node.name}'")
     arguments = node.args
     if arguments.vararg or arguments.kwarg or arguments.kwonlyargs or arguments.posonlyargs:
-        raise _refused(line, f"'{node.name}' takes other than plain parameters")
+        raise _refused(line, f"'{node.name}' has parameters that are not plain")
     for argument in arguments.args:
         if argument.annotation is not None and not _is_constexpr(argument.annotation):
             raise _refused(
@@ -444,11 +436,11 @@ def _check_header(node: ast.FunctionDef, imported: set[str]) -> None:
 
 
 def _check_lines(node: ast.FunctionDef, lines: list[str]) -> None:
-    r"""Make sure that Triton compiles the function that was checked.
+    r"""Verify that Triton compiles the function that was checked.
 
     Triton takes the function's text from its decorator on and searches it for ``def NAME(`` at the
     start of a line. With ``def \`` and the name on the next line, it would find one inside a
-    docstring, which to Python is a comment.
+    docstring, which Python ignores.
     """
     decorator = lines[node.decorator_list[0].lineno - 1]
     first = lines[node.lineno - 1]
@@ -458,7 +450,7 @@ def _check_lines(node: ast.FunctionDef, lines: list[str]) -> None:
 
 
 def is_literal(node: ast.expr) -> bool:
-    """Whether the node is a number, text, True, False or None, maybe negative."""
+    """Whether the node is a number, text, True, False or None; numbers may be negative."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         node = node.operand
         return isinstance(node, ast.Constant) and type(node.value) in (int, float)

@@ -1,4 +1,4 @@
-"""Import what Triton is to compile, and PyTorch and Triton themselves, when a variant is loaded."""
+"""Importer of Triton sources, and of PyTorch and Triton themselves when a variant is loaded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _IMPORT_LOCK = threading.Lock()
 
 
 def import_source(source: str) -> tuple[types.ModuleType, Path]:
-    """Import checked text from a file in a folder of our own; Triton reads it back by its name.
+    """Import checked text from a file in a private folder; Triton reads it back by its name.
 
     Raises
     ------
@@ -32,20 +32,20 @@ def import_source(source: str) -> tuple[types.ModuleType, Path]:
     path = folder / f"{name}.py"
     path.write_text(source, "utf-8")
     lines = source.splitlines(keepends=True)
-    linecache.cache[str(path)] = (len(source), None, lines, str(path))  # what was checked is read
+    linecache.cache[str(path)] = (len(source), None, lines, str(path))  # reads return checked text
     module = types.ModuleType(name)
     module.__file__ = str(path)
     try:
         with _IMPORT_LOCK:
             exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
-    except Exception as error:  # what triton.jit does not take
+    except Exception as error:  # triton.jit refuses the source
         shutil.rmtree(folder, ignore_errors=True)
         raise Refused("compile-failed", detail=f"{type(error).__name__}: {error}"[:400]) from error
     return module, folder
 
 
 def unspecialised(function: Any, names: Sequence[str]) -> Any:  # noqa: ANN401 - JITFunction
-    """Return a kernel anew, compiled to one code whatever the values of these arguments are."""
+    """Return a copy of a kernel that compiles to one code for all values of these arguments."""
     return needed("triton").jit(function.fn, do_not_specialize=list(names))
 
 

@@ -1,10 +1,10 @@
-"""Triton's interpreter, made to compute with bfloat16 and 8-bit floats as GPUs do.
+"""Interpreter of Triton, corrected to compute with bfloat16 and 8-bit floats as GPUs do.
 
-Where there is no GPU, Triton kernels run in its interpreter (``TRITON_INTERPRET=1``): that is how
-they are tested. It keeps such numbers as their bits, and its ``tl.dot`` multiplies the bits of
-bfloat16. Its casts cut bfloat16 off instead of rounding, carry wrongly where an 8-bit float rounds
-up to the next power of two, and take NaN for a number. Here casts round to nearest, ties to even;
-too large a number becomes the largest 8-bit float, as NVIDIA's conversion has it, and NaN stays
+Without a GPU, Triton kernels run in its interpreter (``TRITON_INTERPRET=1``); tests use it. The
+interpreter stores such numbers as bits, and its ``tl.dot`` multiplies the bits of bfloat16. Its
+casts truncate bfloat16 instead of rounding, carry wrongly where an 8-bit float rounds up to the
+next power of two, and convert NaN to a number. With this module casts round to nearest, ties to
+even. Numbers out of range become the largest 8-bit float, as in NVIDIA's conversion, and NaN stays
 NaN.
 """
 
@@ -17,11 +17,11 @@ from retuned.runtime.triton.libdevice import mend_libdevice
 
 _MARK = "_retuned_rounds"
 _FLOAT8 = {"fp8e4nv": (7, 0x7F), "fp8e4b8": (8, 0x80)}
-"""Bias of the exponent and bits of NaN; four bits are the exponent's, three the fraction's."""
+"""Bias of the exponent and bits of NaN; four bits for the exponent, three for the fraction."""
 _FRACTION_BITS = 3
 
 Module = Any
-"""NumPy, or Triton's interpreter, which brings it: nothing is imported before it is needed."""
+"""NumPy, or Triton's interpreter, which imports it: nothing is imported before it is needed."""
 Numbers = Any
 """A NumPy array."""
 Handle = Any
@@ -29,10 +29,7 @@ Handle = Any
 
 
 def mend_interpreter() -> None:
-    """Let the interpreter's casts and dot know what the bits mean, and device libraries compute.
-
-    Idempotent.
-    """
+    """Correct the interpreter's casts and dot, and make device libraries compute; idempotent."""
     from triton.runtime import interpreter
 
     mend_libdevice(interpreter)
@@ -60,10 +57,10 @@ def mend_interpreter() -> None:
 
 
 def _arguments(interpreter: Module) -> Callable[[Any], Any]:
-    """Return what makes a launch's argument a value of the kernel.
+    """Return a function that converts a launch's argument to a value of the kernel.
 
-    A real number is a float32 there, as in compiled kernels, and no number of Python's: it has a
-    type, which may be asked for, and decides what it is added to.
+    A float becomes a float32, as in compiled kernels, instead of a Python number: the kernel may
+    read its type, and the type determines results of additions.
     """
     stock = interpreter._implicit_cvt
 
@@ -79,7 +76,7 @@ def _arguments(interpreter: Module) -> Callable[[Any], Any]:
 
 
 def _cast(interpreter: Module, src: Handle, wanted: Any) -> Handle | None:  # noqa: ANN401 - a type
-    """Return the converted handle; None where neither type is kept as bits."""
+    """Return the converted handle; None if neither type is stored as bits."""
     plain = _plain(interpreter, src)
     if _is_bits(wanted):
         values = plain.data.astype("float32")
@@ -90,7 +87,7 @@ def _cast(interpreter: Module, src: Handle, wanted: Any) -> Handle | None:  # no
 
 
 def _plain(interpreter: Module, operand: Handle) -> Handle:
-    """Return the same numbers in float32, which is exact, if they are kept as bits."""
+    """Return the same numbers in float32, which is exact, if they are stored as bits."""
     kind = operand.dtype.scalar
     if not _is_bits(kind):
         return operand
@@ -112,7 +109,7 @@ def _decoded(np: Module, bits: Numbers, name: str) -> Numbers:
 
 
 def _encoded(np: Module, values: Numbers, name: str) -> Numbers:
-    # Two dimensions: NumPy warns of wrapping where an array has none.
+    # Two dimensions: for an array without dimensions NumPy warns of overflow.
     flat = np.ascontiguousarray(values).reshape(1, -1)
     if name == "bf16":
         wide = flat.view(np.uint32)
@@ -131,14 +128,14 @@ def _float8(np: Module, values: Numbers, name: str) -> Numbers:
     exponent = np.maximum(np.frexp(size)[1] - 1, 1 - bias) - _FRACTION_BITS
     nearest = np.minimum(np.ldexp(np.rint(np.ldexp(size, -exponent)), exponent), finite[-1])
     bits = np.searchsorted(finite, nearest).astype(np.uint8)
-    # The type whose NaN is minus zero has no minus zero.
+    # The type that uses the code of minus zero for NaN has no minus zero.
     negative = np.signbit(values) & ((nan == 0x7F) | (bits > 0))
     signed = np.where(negative, bits | np.uint8(0x80), bits)
     return np.where(np.isnan(values), np.uint8(nan), signed).astype(np.uint8)
 
 
 def _table(np: Module, bias: int) -> Numbers:
-    """Return the numbers of the 128 codes without a sign; the last may stand for NaN instead."""
+    """Return the numbers of the 128 codes without a sign; the last code may be NaN instead."""
     codes = np.arange(128)
     exponent, fraction = codes >> _FRACTION_BITS, codes & 7
     whole = np.where(exponent > 0, fraction + 8, fraction).astype(np.float32)

@@ -1,15 +1,16 @@
-"""Launch a Triton variant: tensors in, nothing out. The lab and the server use this same code.
+"""Launch of a Triton variant; the lab and the server use this same code.
 
-The parameters of the entry are bound by name: a tensor of the definition (inputs, then outputs);
-``scratch``, a float32 workspace of the launch's own; an axis, as a compile-time constant where it
-is annotated ``tl.constexpr`` and else as an int32; anything else is a constexpr parameter of the
-variant. ``num_warps``, ``num_stages`` and AMD's options go to the compiler.
+A variant has one or several launches, with shared scratch. Outputs are arguments; nothing is
+returned.
 
-What is compiled depends on the lengths of constexpr axes alone: other lengths are not specialised
-on their value, and every tensor is 16-byte aligned or refused. So it is known before a launch
-whether its code exists, and a prepared launch never compiles.
+Each parameter of the entry is bound by name. A tensor of the definition (inputs, then outputs).
+``scratch``, a separate float32 workspace of the launch. An axis, as a compile-time constant if it
+is annotated ``tl.constexpr``, otherwise as an int32. Anything else is a constexpr parameter of the
+variant. ``num_warps``, ``num_stages`` and AMD's options are passed to the compiler.
 
-The launches of one Triton variant: one or several, with the scratch that they share.
+Compiled code depends only on the lengths of constexpr axes: other lengths are not specialised on
+their value, and every tensor is 16-byte aligned or refused. So it is known before a launch whether
+its code exists, and a prepared launch never compiles.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _TRITON_TYPES = {
 _ALIGN = 16
 _MAX_INT32 = 2**31 - 1
 _KEPT = 256
-"""Lengths whose launch is kept ready; more start over."""
+"""Lengths whose launch is cached; beyond it the cache is cleared."""
 
 
 class TritonKernel:
@@ -58,7 +59,7 @@ class TritonKernel:
     Parameters
     ----------
     source
-        Text of the file; checked here, whoever else has checked it.
+        Text of the file; checked here again.
     entry
         Function to launch.
     params
@@ -72,7 +73,7 @@ class TritonKernel:
     scratch_bytes
         Workspace of one launch.
     shipped
-        Compiled code that was delivered; None where none can be, as in the lab.
+        Compiled code delivered with the artifact; None where there is none, as in the lab.
 
     Raises
     ------
@@ -107,12 +108,12 @@ class TritonKernel:
         module, folder = import_source(source)
         self._jit = self._specialise_nothing(getattr(module, entry))
         self.interpreted = not isinstance(self._jit, self._triton.runtime.JITFunction)
-        """True under ``TRITON_INTERPRET=1``: launches run in Python, on CPU tensors too."""
+        """True under ``TRITON_INTERPRET=1``: launches run in Python, also on CPU tensors."""
         if self.interpreted:
             mend_interpreter()
         self._compiled: dict[Compiled, Any] = {}
         self._ready: dict[tuple[int, ...], Launch] = {}
-        # said, and not left to a default that changes between versions of Triton
+        # explicit, because the default differs between versions of Triton
         self._options = {"enable_fp_fusion": True, **self.binding.options}
         self.scratch_floats = -(-scratch_bytes // 4)
         """Workspace of one launch, in float32 elements."""
@@ -120,7 +121,7 @@ class TritonKernel:
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
 
     def launch(self, tensors: Sequence[Tensor], lengths: Sequence[int]) -> None:
-        """Run once on the current stream; compiles where `prepare` has not.
+        """Run once on the current stream; compiles if `prepare` has not.
 
         Parameters
         ----------
@@ -150,17 +151,17 @@ class TritonKernel:
         return self.interpreted or self._key(lengths, device) in self._compiled
 
     def compiled_at(self, lengths: Sequence[int], *, device: Any) -> Any | None:  # noqa: ANN401 - torch.device
-        """Return Triton's own compiled kernel for these lengths; None where none was prepared."""
+        """Return Triton's own compiled kernel for these lengths; None if it was not prepared."""
         return self._compiled.get(self._key(lengths, device))
 
     def prepare(self, lengths: Sequence[int], *, dtypes: Sequence[str], device: Any) -> None:  # noqa: ANN401 - torch.device
-        """Compile and load what a launch at these lengths needs; nothing is launched.
+        """Compile and load what a launch at these lengths needs, without a launch.
 
         Raises
         ------
         Refused
             ``compile-failed``, ``out-of-resources``, ``grid-invalid``, ``lengths-too-large``, or as
-        `Shipped.compiled`.
+            `Shipped.compiled`.
         """
         self.binding.grid_at(lengths)
         if self.interpreted:
@@ -174,7 +175,7 @@ class TritonKernel:
     def compile_at(
         self, lengths: Sequence[int], *, dtypes: Sequence[str], load: bool = False
     ) -> Any:  # noqa: ANN401 - triton.CompiledKernel
-        """Compile for the device that Triton's driver names, as every launch of it would be.
+        """Compile for the device of Triton's driver, as for every launch.
 
         Parameters
         ----------
@@ -183,7 +184,7 @@ class TritonKernel:
         dtypes
             Element types of the tensors.
         load
-            Whether to load the binary too, so that too much shared memory shows now.
+            Whether to load the binary too, so that too much shared memory is detected now.
 
         Raises
         ------
@@ -202,7 +203,7 @@ class TritonKernel:
         *,
         dtypes: Sequence[str],
     ) -> Any:  # noqa: ANN401 - triton.CompiledKernel
-        """Compile for a device that need not be here, as `prepare` would there.
+        """Compile for a device that need not be in this machine, as `prepare` would there.
 
         Parameters
         ----------
@@ -244,7 +245,7 @@ class TritonKernel:
             raise Refused("compile-failed", detail=detail) from error
 
     def at(self, lengths: Sequence[int], *, device: Any) -> Launch:  # noqa: ANN401 - torch.device
-        """Return what launches at these lengths on a device, prepared before.
+        """Return a function that launches at these lengths on a device; they must be prepared.
 
         Raises
         ------
@@ -301,7 +302,7 @@ class TritonKernel:
                 compiled._init_handles()
         except Refused:
             raise
-        except Exception as error:  # the compiler on a stranger's source: whatever it raises
+        except Exception as error:  # a compiler on untrusted source may raise anything
             reason = "out-of-resources" if "OutOfResources" in repr(type(error)) else ""
             detail = f"{type(error).__name__}: {str(error)[-1500:]}"
             raise Refused(reason or "compile-failed", detail=detail) from error
@@ -320,13 +321,10 @@ def _too_large(tensor: Tensor) -> bool:
     return int(tensor.numel() * tensor.element_size()) > _MAX_INT32
 
 
-"""Lengths whose launches are kept ready; more start over."""
-
-
 class TritonSteps:
     """One checked and imported variant: all of its launches.
 
-    Parameters are those of `plan_launches`, and the compiled code that was delivered.
+    Parameters are those of `plan_launches`, and the compiled code delivered with the artifact.
 
     Raises
     ------
@@ -374,12 +372,11 @@ class TritonSteps:
             for step in self.plan.steps
         )
         self._tensors = len(tensors)
-        self._torch = __import__("torch")  # TritonKernel has said so if it is missing
+        self._torch = __import__("torch")  # TritonKernel has refused if it is missing
         self._ready: dict[tuple[int, ...], Launch] = {}
 
     @property
     def interpreted(self) -> bool:
-        """Whether launches run in Python."""
         return self.kernels[0].interpreted
 
     def is_prepared(self, lengths: Sequence[int], *, device: Any) -> bool:  # noqa: ANN401 - torch.device
@@ -387,7 +384,7 @@ class TritonSteps:
         return all(kernel.is_prepared(lengths, device=device) for kernel in self.kernels)
 
     def prepare(self, lengths: Sequence[int], *, dtypes: Sequence[str], device: Any) -> None:  # noqa: ANN401 - torch.device
-        """Compile and load every step; nothing is launched.
+        """Compile and load every step, without a launch.
 
         Parameters
         ----------
@@ -409,7 +406,7 @@ class TritonSteps:
             kernel.prepare(lengths, dtypes=every, device=device)
 
     def compile_at(self, lengths: Sequence[int], *, dtypes: Sequence[str]) -> list[Any]:
-        """Compile every step as `prepare` would, and load none; see `TritonKernel.compile_at`."""
+        """Compile every step as `prepare` would, without loading; see `TritonKernel.compile_at`."""
         every = [*dtypes, *(each.dtype for each in self.plan.scratch)]
         return [kernel.compile_at(lengths, dtypes=every) for kernel in self.kernels]
 
@@ -420,12 +417,12 @@ class TritonSteps:
         *,
         dtypes: Sequence[str],
     ) -> list[Any]:
-        """Compile every step for a device that need not be here; see `TritonKernel`."""
+        """Compile every step for a device that need not be in this machine; see `TritonKernel`."""
         every = [*dtypes, *(each.dtype for each in self.plan.scratch)]
         return [kernel.cross_compile(target, lengths, dtypes=every) for kernel in self.kernels]
 
     def at(self, lengths: Sequence[int], *, device: Any) -> Launch:  # noqa: ANN401 - torch.device
-        """Return what launches every step; tensors are inputs, outputs, then scratch.
+        """Return a function that launches every step; tensors are inputs, outputs, then scratch.
 
         Raises
         ------
@@ -450,7 +447,9 @@ class TritonSteps:
         return launch
 
     def launch(self, tensors: Sequence[Tensor], lengths: Sequence[int]) -> None:
-        """Run all steps once; compiles where `prepare` has not, and makes scratch not handed in.
+        """Run all steps once.
+
+        Compiles if `prepare` has not, and allocates scratch that is not passed.
 
         Raises
         ------
@@ -472,7 +471,7 @@ class TritonSteps:
         ready(tensors)
 
     def spaces(self, lengths: Sequence[int], *, device: Any) -> list[Tensor]:  # noqa: ANN401 - torch.device
-        """Return fresh scratch, with whatever its memory held."""
+        """Return new, uninitialised scratch."""
         torch = self._torch
         return [
             torch.empty(size // each.item_bytes, dtype=getattr(torch, each.dtype), device=device)

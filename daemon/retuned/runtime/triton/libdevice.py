@@ -1,9 +1,9 @@
-"""Functions of the vendors' device libraries, for Triton's interpreter: there they are empty.
+"""Libdevice functions for Triton's interpreter, where they have no implementation.
 
-``triton.language.extra.libdevice`` names them; a compiler for a GPU puts the vendor's code in their
-place. The interpreter has none, so that a kernel with ``libdevice.tanh`` could not be tested where
-there is no GPU. Here they compute with NumPy, for the element types that the libraries have them
-for; rounding in the last place may differ from a device's.
+``triton.language.extra.libdevice`` declares them; a compiler for a GPU links the vendor's code. The
+interpreter has no such code, so that a kernel with ``libdevice.tanh`` could not be tested without a
+GPU. This module computes them with NumPy, for the element types that the libraries support;
+rounding in the last place may differ from a device's.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _WIDE = ("fp32", "fp64")
 _HOME = "triton.language.extra.libdevice"
 
 Module = Any
-"""NumPy, or Triton's interpreter, which brings it."""
+"""NumPy, or Triton's interpreter, which imports it."""
 Numbers = Any
 """A NumPy array."""
 
 
 def mend_libdevice(interpreter: Module) -> None:
-    """Let the functions that the contract allows compute in the interpreter; idempotent.
+    """Make the functions that the contract allows compute in the interpreter; idempotent.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ def mend_libdevice(interpreter: Module) -> None:
 def _computing(
     interpreter: Module, name: str, compute: Callable[..., Numbers]
 ) -> Callable[..., Any]:
-    """Return what stands for one function; its home and name stay, by which it is known."""
+    """Return the replacement of one function; it keeps module and name, which identify it."""
     np, tl = interpreter.np, interpreter.tl
 
     def computing(*args: Any) -> Any:  # noqa: ANN401 - Triton's tensors
@@ -49,7 +49,7 @@ def _computing(
         kind = given[0].dtype.scalar
         if kind.name not in _WIDE:
             raise TypeError(f"libdevice.{name} is for float32 and float64, not {kind.name}")
-        with np.errstate(all="ignore"):  # what a device computes without a word
+        with np.errstate(all="ignore"):  # a device computes these without a warning
             found = np.asarray(compute(*(each.handle.data for each in given)))
         block = any(each.type.is_block() for each in given)
         type_of = tl.block_type(kind, list(found.shape)) if block else kind
@@ -63,7 +63,7 @@ def _computing(
 
 
 def _functions(np: Module) -> Mapping[str, Callable[..., Numbers]]:
-    """Return what each computes."""
+    """Return the NumPy function of each name."""
 
     def away(x: Numbers) -> Numbers:
         return np.copysign(np.floor(np.abs(x.astype(np.float64)) + 0.5), x)
@@ -88,7 +88,7 @@ def _functions(np: Module) -> Mapping[str, Callable[..., Numbers]]:
 
 
 def _fma(np: Module) -> Callable[..., Numbers]:
-    """Multiply in a wider type, where the product of two float32 is exact."""
+    """Multiply in float64, where the product of two float32 is exact."""
 
     def fma(x: Numbers, y: Numbers, z: Numbers) -> Numbers:
         return x.astype(np.float64) * y + z

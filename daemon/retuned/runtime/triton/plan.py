@@ -1,7 +1,7 @@
-"""What the launches of a Triton variant are: each checked and bound, with the scratch they share.
+"""Plan of the launches of a Triton variant: each checked and bound, with their shared scratch.
 
-Params of the variant are for all steps; a step takes those that its entry or its grid names, and
-its own go before them. Nothing is executed here.
+Params of the variant apply to all steps. A step takes those that its entry or its grid names; its
+own params override them. Nothing is executed here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from retuned.runtime.triton.bind import LAUNCH_OPTIONS, Binding, bind
 from retuned.runtime.triton.contract import KernelSignature, check_source
 
 MAX_STEPS = 16
-"""Most launches of one variant."""
 _FIELDS = {"entry", "grid", "params"}
 
 Declared = Sequence[Mapping[str, Any]]
@@ -29,11 +28,9 @@ class BoundStep:
     """One launch, checked and bound."""
 
     entry: str
-    """Function to launch."""
     grid: tuple[str, ...]
-    """Expressions."""
     params: Mapping[str, int | str]
-    """All that it takes: its own, and those of the variant that it names."""
+    """All params of the launch: its own, and those of the variant that it names."""
     binding: Binding
     """Its parameters; tensors are inputs, outputs, then named scratch."""
 
@@ -45,16 +42,15 @@ class Plan:
     steps: tuple[BoundStep, ...]
     """In order."""
     scratch: tuple[Workspace, ...]
-    """Named scratch."""
     axes: tuple[str, ...]
     """All axes of the definition."""
 
     def specialisation(self, lengths: Sequence[int]) -> tuple[int, ...]:
-        """Return all that the compiled code of any step depends on."""
+        """Return what the compiled code of any step depends on."""
         return tuple(n for step in self.steps for n in step.binding.specialisation(lengths))
 
     def sizes_at(self, lengths: Sequence[int]) -> list[int]:
-        """Return bytes of each piece of scratch; raises `Refused` as `workspace.sizes_at`."""
+        """Return the bytes of each piece of scratch; raises `Refused` as `memory.sizes_at`."""
         return sizes_at(self.scratch, dict(zip(self.axes, lengths, strict=True)))
 
     def check_at(self, lengths: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -81,14 +77,15 @@ def plan_launches(
     steps: Declared = (),
     scratch: Declared = (),
 ) -> Plan:
-    """Check a source and bind each of its launches; nothing of it is executed.
+    """Check a source and bind each of its launches; none of it is executed.
 
     Parameters
     ----------
     source
         Text of the file.
     entry, grid
-        Of the single launch, where there are no steps; with steps, of the first, and empty.
+        Of the single launch if there are no steps. With steps, the entry is that of the first step,
+        and the grid is empty.
     params
         Of the variant.
     tensors
@@ -96,9 +93,9 @@ def plan_launches(
     axes
         Names of all axes.
     scratch_bytes
-        Workspace of a single launch, without a name.
+        Unnamed workspace of a single launch.
     steps
-        ``entry``, ``grid`` and maybe ``params`` of each launch.
+        ``entry``, ``grid`` and optionally ``params`` of each launch.
     scratch
         Named scratch; see `parse_workspaces`.
 
@@ -141,7 +138,7 @@ class _Step:
 
 
 def _declared(steps: Declared, *, entry: str, grid: Sequence[str]) -> list[_Step]:
-    """Return every launch as it is declared; the only one without steps."""
+    """Return every declared launch; the single launch if there are no steps."""
     if not isinstance(steps, (list, tuple)) or len(steps) > MAX_STEPS:
         raise _violated(f"steps are a list of at most {MAX_STEPS}")
     if not steps:
@@ -187,7 +184,7 @@ def _check_use(
     params: Mapping[str, int | str],
     tensors: int,
 ) -> None:
-    """Refuse params and scratch that no step has: most likely a name is misspelt."""
+    """Refuse params and scratch that no step uses: the name is probably misspelt."""
     used = set(LAUNCH_OPTIONS).union(*(each.names for each in workspaces))
     for step in steps:
         used |= {parameter.name for parameter in step.binding.parameters} | step.binding.grid.names

@@ -1,14 +1,14 @@
-"""Triton's compiler, offered the code that an artifact brought along.
+"""Precompiled code of an artifact, offered to Triton's compiler.
 
-Triton looks a compilation up in its cache before it compiles, by a key that holds all that decides
-what comes out. `triton.compiler.compile` asks `get_cache_manager` for the place of a key; for the
-time of one compilation, and in the thread that compiles, this module answers for keys whose code
-was delivered. What Triton makes of it is its own `CompiledKernel`, as for any hit; other threads
-and other keys get what they always get. Where Triton is not as expected nothing is offered, and it
-compiles as ever.
+Triton looks a compilation up in its cache before it compiles, by a key that contains all inputs of
+the compilation. `triton.compiler.compile` calls `get_cache_manager` for the location of a key. For
+one compilation, and in the compiling thread, this module answers for keys whose code was delivered.
+Triton turns it into its own `CompiledKernel`, as for any cache hit. Other threads and other keys
+get Triton's normal answer. If Triton is not as expected, nothing is offered and it compiles as
+usual.
 
-``RETUNED_COMPILE=never`` allows no other code than what was delivered: what would be compiled, or
-taken from a cache that others may write, is refused.
+``RETUNED_COMPILE=never`` allows only delivered code: the module refuses to compile, and to use a
+cache that other processes may write.
 """
 
 from __future__ import annotations
@@ -33,9 +33,12 @@ from retuned.runtime.schema import Refused
 log = logging.getLogger(__name__)
 
 COMPILE = "RETUNED_COMPILE"
-"""``auto`` (the default): what was not delivered is compiled at prepare. ``never``: it is not."""
+"""``auto`` (the default): code that was not delivered is compiled at prepare.
+
+``never``: it is refused.
+"""
 NOT_SHIPPED = "not-shipped"
-"""Reason of a refusal: nothing may be compiled here, and no code that was delivered fits."""
+"""Reason code: nothing may be compiled here, and no delivered code fits."""
 _MODULE = "triton.compiler.compiler"
 _MANAGER = "get_cache_manager"
 _LOCK = threading.RLock()
@@ -43,10 +46,10 @@ _LOCK = threading.RLock()
 
 @dataclass(slots=True)
 class Tally:
-    """Where the code of one variant came from, in compilations asked for."""
+    """Where the code of one variant came from, in number of compilations."""
 
     shipped: int = 0
-    """Delivered with the artifact, and loaded as it was."""
+    """Delivered with the artifact, and loaded unchanged."""
     compiled_here: int = 0
     """Compiled in this process."""
     cached: int = 0
@@ -61,26 +64,26 @@ class Tally:
 
 
 def may_compile() -> bool:
-    """Whether code may be compiled in this process, as ``RETUNED_COMPILE`` says.
+    """Whether ``RETUNED_COMPILE`` allows this process to compile code.
 
     Raises
     ------
     Refused
-        ``setting-invalid``: what cannot be understood allows nothing.
+        ``setting-invalid``: an invalid value allows nothing.
     """
-    said = os.environ.get(COMPILE, "").strip().lower()
-    if said not in ("", "auto", "never"):
-        raise Refused("setting-invalid", detail=f"{COMPILE}={said!r:.40} is neither auto nor never")
-    return said != "never"
+    value = os.environ.get(COMPILE, "").strip().lower()
+    if value not in ("", "auto", "never"):
+        raise Refused("setting-invalid", detail=f"{COMPILE}={value!r:.40} must be auto or never")
+    return value != "never"
 
 
 class Shipped:
-    """The entries of one artifact, and what came of them.
+    """The entries of one artifact, and their use.
 
     Parameters
     ----------
     entries
-        Verified; none offers nothing, and compilations are still counted.
+        Verified. If empty, nothing is offered, and compilations are still counted.
     """
 
     def __init__(self, entries: Sequence[PrecompiledEntry] = ()) -> None:
@@ -91,7 +94,7 @@ class Shipped:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Allow no other code than the entries' meanwhile, whatever ``RETUNED_COMPILE`` says."""
+        """Allow only the code of the entries in this context, whatever ``RETUNED_COMPILE`` is."""
         self._alone = True
         try:
             yield
@@ -99,14 +102,14 @@ class Shipped:
             self._alone = False
 
     def compiled(self, compile_it: Callable[[], Any]) -> Any:  # noqa: ANN401 - CompiledKernel
-        """Run one compilation with the entries offered, and return what it returns.
+        """Run one compilation with the entries offered, and return its result.
 
         Raises
         ------
         Refused
-            ``not-shipped`` where nothing may be compiled here and no entry fits,
-            ``precompiled-unsupported`` where nothing may be and this Triton cannot be offered any,
-            ``entry-digest-differs`` if Triton holds another code than what was delivered.
+            ``not-shipped`` if nothing may be compiled here and no entry fits,
+            ``precompiled-unsupported`` if nothing may be compiled and this Triton does not support
+            entries, ``entry-digest-differs`` if Triton has other code than what was delivered.
         Exception
             What the compiler raises.
         """
@@ -115,7 +118,7 @@ class Shipped:
             try:
                 made = compile_it()
             finally:
-                if seen.refused is not None:  # whatever the compiler made of it
+                if seen.refused is not None:  # also if the compiler raised something else
                     raise seen.refused
         if seen.hit is not None and not seen.written:
             self._check(made, self.entries[seen.hit])
@@ -127,7 +130,7 @@ class Shipped:
         return made
 
     def for_here(self) -> list[PrecompiledEntry]:
-        """Return the entries for Triton's device and version; others need not be tried."""
+        """Return the entries for Triton's device and version; only these can fit."""
         triton = sys.modules["triton"]
         arch = arch_of(triton.runtime.driver.active.get_current_target())
         version = str(triton.__version__)
@@ -136,22 +139,22 @@ class Shipped:
         ]
 
     def _check(self, made: Any, entry: PrecompiledEntry) -> None:  # noqa: ANN401 - CompiledKernel
-        """Make sure that the bytes to be loaded are those that were verified."""
+        """Verify that the bytes to be loaded are the verified ones."""
         if made.hash != entry.key or bytes(made.kernel) != entry.code:
-            detail = f"what Triton read of '{entry.entry}' is not what was delivered"
+            detail = f"the code that Triton read for '{entry.entry}' is not the delivered code"
             raise Refused("entry-digest-differs", detail=detail)
 
     def _place(self, key: str) -> dict[str, str] | None:
-        """Return the files of a key, by name, as Triton keeps a compilation; None where unknown.
+        """Return the files of a key, by name, as Triton stores a compilation; None if unknown.
 
-        They lie in a folder that only this user may enter, for as long as the variant lives. Where
-        they cannot be written there is no code.
+        They are in a folder that only this user may enter, as long as the variant exists. If they
+        cannot be written, there is no code.
         """
         entry = self.entries.get(key)
         try:
             return None if entry is None else self._written(entry)
         except OSError as error:
-            log.warning("code that came along cannot be handed to Triton: %s", error)
+            log.warning("delivered code cannot be written for Triton: %s", error)
             return None
 
     def _written(self, entry: PrecompiledEntry) -> dict[str, str]:
@@ -160,7 +163,7 @@ class Shipped:
             self._folder = Path(mkdtemp(prefix="retuned-precompiled-"))
             weakref.finalize(self, _remove, self._folder, os.getpid())
         folder = self._folder / entry.key
-        stem = entry.entry[:150]  # as Triton cuts it
+        stem = entry.entry[:150]  # Triton truncates the name at the same length
         files = {f"{stem}.json": json.dumps(dict(entry.meta)).encode()}
         files[f"{stem}.{entry.kind}"] = entry.code
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -170,7 +173,7 @@ class Shipped:
 
 
 def _remove(folder: Path, owner: int) -> None:
-    """Remove a folder of this process; a forked child that ends leaves its parent's alone."""
+    """Remove a folder of this process; a forked child must not remove its parent's."""
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -182,27 +185,27 @@ def arch_of(target: Any) -> str:  # noqa: ANN401 - triton's GPUTarget
 
 
 class _CacheQueries:
-    """What one compilation asked its cache for."""
+    """Cache queries of one compilation."""
 
     def __init__(self, *, may: bool) -> None:
         self.may = may
         self.watched = False
-        """Whether the compiler could be watched at all."""
+        """Whether the compiler could be observed at all."""
         self.hit: str | None = None
-        """Key whose code was offered and taken."""
+        """Key whose code was offered and used."""
         self.written = False
         """Whether something was compiled: its stages are written to the cache."""
         self.refused: Refused | None = None
 
     def refuse(self, detail: str) -> Refused:
-        """Remember why the compilation was stopped, and return it to be raised."""
+        """Record why the compilation was stopped, and return the exception to raise."""
         detail = f"{detail}, and nothing may be compiled here ({COMPILE}=never)"
         self.refused = Refused(NOT_SHIPPED, detail=detail)
         return self.refused
 
 
 class _Place:
-    """Stands where Triton keeps a compilation."""
+    """Replaces Triton's cache manager for one key."""
 
     def __init__(
         self, seen: _CacheQueries, files: dict[str, str] | None, key: str, stock: Callable[[], Any]
@@ -224,10 +227,10 @@ class _Place:
     def put(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as Triton's
         self._seen.written = True
         if not self._seen.may:  # TRITON_ALWAYS_COMPILE
-            raise self._seen.refuse("Triton compiles although there is code")
+            raise self._seen.refuse("Triton compiles although code was delivered")
         return self._real().put(*args, **kwargs)
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever else Triton asks
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - Triton's other attributes
         return getattr(self._real(), name)
 
     def _real(self) -> Any:  # noqa: ANN401 - triton's CacheManager
@@ -259,29 +262,29 @@ def _offering(
             return _Place(seen, place(key), key, lambda: stock(key, *args, **kwargs))
 
         names[_MANAGER] = manager
-        _STANDING.append((names, stock, manager))
+        _INSTALLED.append((names, stock, manager))
         seen.watched = True
         try:
             yield seen
         finally:
-            thread = None  # whoever has taken it over meanwhile is led to Triton's own
-            _STANDING.clear()
+            thread = None  # other code that copied this function now gets Triton's own
+            _INSTALLED.clear()
             if names.get(_MANAGER) is manager:
                 names[_MANAGER] = stock
 
 
-_STANDING: list[tuple[dict[str, Any], Any, Any]] = []
-"""What stands in Triton's module at the moment: the module's names, Triton's own, ours."""
+_INSTALLED: list[tuple[dict[str, Any], Any, Any]] = []
+"""Current replacement in Triton's module: the module's names, Triton's function, ours."""
 
 
 def _after_fork() -> None:
-    """Leave nothing of a compilation that another thread of the parent was in."""
-    global _LOCK  # the old one may be held by a thread that is not here
+    """Remove the replacement of a compilation that ran in another thread of the parent."""
+    global _LOCK  # a thread of the parent may hold the old one
     _LOCK = threading.RLock()
-    for names, stock, ours in _STANDING:
+    for names, stock, ours in _INSTALLED:
         if names.get(_MANAGER) is ours:
             names[_MANAGER] = stock
-    _STANDING.clear()
+    _INSTALLED.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -1,14 +1,14 @@
-"""A loaded Triton variant: launched on the current stream, compiled before it is ever asked for.
+"""Variant in Triton: launched on the current stream, compiled before it is used.
 
-It belongs to the device that was current when it was loaded; tensors on another one are the
-incumbent's. What is compiled depends on the lengths of constexpr axes alone (see
-`retuned.runtime.triton.launch`): a variant without such axes is compiled once and for all; with
-them, a launch that needs code which is not there yet goes to the incumbent, and the control thread
-compiles. The same holds for scratch: it is made beforehand, and a launch never allocates it.
+It belongs to the device that was current when it was loaded; the incumbent serves tensors on
+another device. Compiled code depends only on the lengths of constexpr axes (see
+`retuned.runtime.triton.launch`). A variant without such axes is compiled once. With them, the
+incumbent serves a launch whose code does not exist yet, and the control thread compiles it.
+Likewise, scratch is allocated in advance; a launch never allocates it.
 
-A kernel that cannot be launched raises, and the incumbent serves. A kernel that reads or writes
-memory that is not its own breaks the whole process' CUDA context: nothing here can undo that, which
-is why no variant reaches a server that the lab's memory checks have not passed.
+If a launch raises, the incumbent serves. A kernel that accesses memory out of bounds breaks the
+CUDA context of the whole process, and nothing here can repair that. Therefore only variants that
+passed the lab's memory checks reach a server.
 """
 
 from __future__ import annotations
@@ -29,9 +29,12 @@ from retuned.runtime.triton.precompiled import NOT_SHIPPED, Shipped
 log = logging.getLogger(__name__)
 
 MAX_PENDING = 64
-"""Lengths queued for compiling; what does not fit is queued again by a later launch."""
+"""Lengths queued for compiling; a later launch queues lengths again that did not fit."""
 MAX_CODES = 64
-"""Specialisations compiled for one variant; launches that need more stay the incumbent's."""
+"""Specialisations compiled for one variant.
+
+The incumbent serves launches that need further ones.
+"""
 _PIECE_ALIGN = 256
 _NO_SCRATCH = Ineligible("no-scratch")
 
@@ -86,13 +89,16 @@ class TritonVariant(DeviceVariant):
         return self._kernel
 
     def capturing(self) -> Callable[[], bool] | None:
-        """Return whether the current stream is being captured; never under the interpreter."""
+        """Return a function that checks whether the current stream is captured.
+
+        None in the interpreter.
+        """
         if self._kernel.interpreted:
             return None
         return super().capturing()
 
     def prepare(self, key: Key) -> None:
-        """Compile and load what launches of these lengths need, and make their scratch.
+        """Compile and load what launches of these lengths need, and allocate their scratch.
 
         Raises
         ------
@@ -103,9 +109,9 @@ class TritonVariant(DeviceVariant):
         self._prepare(tuple(self.spec.lengths(key).values()))
 
     def prepare_shipped(self) -> int:
-        """Load all code that came along for this device; return for how many lengths.
+        """Load all delivered code for this device; return for how many lengths.
 
-        So launches of lengths that nobody has asked for yet find their code too.
+        So launches of lengths that have not occurred yet find their code too.
 
         Raises
         ------
@@ -124,7 +130,7 @@ class TritonVariant(DeviceVariant):
             except Refused as error:
                 if error.reason != NOT_SHIPPED:
                     raise
-                break  # of another backend: whatever a launch needs is compiled when it asks
+                break  # of another backend: code is compiled when a launch needs it
             loaded += 1
         return loaded
 
@@ -134,13 +140,13 @@ class TritonVariant(DeviceVariant):
 
     @property
     def pending(self) -> int:
-        """Compilations that launches asked for in vain."""
+        """Compilations that launches wait for."""
         return len(self._pending)
 
     def prepare_pending(self) -> int:
-        """Compile one of what launches asked for in vain; return how many were compiled.
+        """Run one pending compilation; return how many were compiled.
 
-        One: whoever calls this also answers the daemon, whose rollback must not wait for more.
+        Only one: the calling thread also answers the daemon, whose rollback must not wait for more.
         """
         values = next(iter(list(self._pending)), None)
         if values is None:
@@ -151,7 +157,7 @@ class TritonVariant(DeviceVariant):
             made = 1
         except Refused as error:
             self._failed.add(self._kernel.plan.specialisation(values))
-            log.warning("%s at %s stays the incumbent's: %s", self.spec.name, values, error)
+            log.warning("%s at %s: the incumbent serves: %s", self.spec.name, values, error)
         self._pending.pop(values, None)
         return made
 
@@ -162,19 +168,19 @@ class TritonVariant(DeviceVariant):
         self._codes.add(self._kernel.plan.specialisation(values))
 
     def _prepare_blocks(self) -> int:
-        """Make the scratch that a launch asked for in vain."""
+        """Allocate the scratch that a launch waits for."""
         try:
             return 0 if self._blocks is None else self._blocks.serve()
         except Refused as error:
-            log.warning("%s: a stream stays the incumbent's: %s", self.spec.name, error)
+            log.warning("%s: the incumbent serves a stream: %s", self.spec.name, error)
             return 0
 
     def runner(self, values: tuple[int, ...]) -> Runner:
-        """Return what launches at these lengths, at once or as soon as its code is there."""
+        """Return a function that launches at these lengths, now or when its code exists."""
         return self._runner(values, poisoned=False)
 
     def checked_runner(self, values: tuple[int, ...]) -> Runner:
-        """Return the same, with scratch poisoned beforehand."""
+        """Return the same, with scratch poisoned before each launch."""
         return self._runner(values, poisoned=True)
 
     def _runner(self, values: tuple[int, ...], *, poisoned: bool) -> Runner:
@@ -218,7 +224,7 @@ class TritonVariant(DeviceVariant):
         return run if spaces is None else run_in_scratch
 
     def hindrance(self, values: tuple[int, ...]) -> Ineligible | None:
-        """Return why nothing can be launched at these lengths now; missing code is asked for."""
+        """Return why nothing can be launched at these lengths now; missing code is queued."""
         try:
             return NOT_COMPILED if self._ready(values) is None else None
         except Refused as error:  # as in `_runner`
@@ -236,8 +242,8 @@ class TritonVariant(DeviceVariant):
     def _views(
         self, lane: Lane, values: tuple[int, ...], spans: Sequence[tuple[int, int]]
     ) -> list[Tensor]:
-        """Return the pieces of a lane's block; kept, since making views costs microseconds."""
-        assert lane.block is not None, "a lane that was taken has one"
+        """Return the pieces of a lane's block; cached, since creating views costs microseconds."""
+        assert lane.block is not None, "an acquired lane has one"
         if len(lane.views) >= MAX_PENDING:
             lane.views.clear()
         lane.views[values] = [
