@@ -149,7 +149,7 @@ def test_other_arguments_may_be_given_if_they_are_those_of_the_variant(played: P
     assert step is not None
     apply([step])
     assert model.factors() == [3.0, 2.0, 2.0]
-    with pytest.raises(Refused, match=r"\[8, 8\] bytes given, \[8, 8, 8\] taken"):
+    with pytest.raises(Refused, match=r"\[8, 8\] bytes given, \[8, 8, 8\] expected"):
         prepare(model.graph, model.graph.sites[1], triple(
             played, function=played.handle("wide"), arguments=given[:2]))  # fmt: skip
     model.close()

@@ -155,7 +155,10 @@ class Graphs:
         return True
 
     def watch(self, torch: Any) -> None:  # noqa: ANN401 - the module
-        """Only hear of captures: what waits for a device waits for them, and they are counted."""
+        """Only observe captures.
+
+        They are counted, and work that waits for a device waits for them.
+        """
         if not self.torch.watched and not self.torch.watch(torch):
             log.debug("captures of graphs are not observed: this PyTorch has no graphs")
 
@@ -335,7 +338,7 @@ class Graphs:
                 self.follow(name)
 
     def _recapture(self) -> None:
-        """Have the server capture again what holds a variant that is no longer in force."""
+        """Make the server capture graphs again that contain a variant that is no longer active."""
         try:
             self.recapture.run()
         except Refused as error:

@@ -26,7 +26,7 @@ MAX_ARGUMENT_BYTES = 32 << 10
 """All arguments of one kernel on either vendor's devices."""
 
 _BUFFER, _BUFFER_SIZE = 1, 2
-"""Words in ``extra`` before the address of packed arguments, and before that of their size."""
+"""Markers in ``extra`` before the address of packed arguments, and before that of their size."""
 _MAX_EXTRA = 8
 
 

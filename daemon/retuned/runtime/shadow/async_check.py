@@ -1,14 +1,14 @@
-"""Checks made aside: the other kernel runs on a stream of its own, and the server does not wait.
+"""Asynchronous checks: the other kernel runs on a separate stream, and the server does not wait.
 
-What both kernels read and what the server was given is copied on the server's stream, at the
-launch, because the server goes on and writes there. Everything after that is queued behind a mark
-on the checks' stream: the other kernel, the comparison, the handful of numbers to the host. The
-control thread folds them in when they have arrived, if the order they are about still stands.
+Inputs of both kernels and the server's output are copied on the server's stream, at the launch,
+because the server continues and writes there. Everything else is queued behind a mark on the
+checks' stream: the other kernel, the comparison, the copy of a few numbers to the host. When they
+have arrived, the control thread adds them to the statistics, if their order is still active.
 
-So a variant may serve a few more launches before a check takes it back. The first launch of every
-shape bucket is therefore checked in line, where a wrong answer is not served.
+So a variant may serve a few more launches before a check trips it. Therefore the first launch of
+every shape bucket is checked synchronously, where a wrong output is not served.
 
-What becomes of a check when its numbers are there: folded in, ignored, or the way back.
+`Results` handles the numbers of a check: they are added, ignored, or trip the order.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from retuned.runtime.shadow.sampler import Sampler, Stratum, as_outputs
 log = logging.getLogger(__name__)
 
 STUCK = "stuck"
-"""Why a check has no result: it has not come back for long."""
+"""Reason code: the check has not completed for a long time."""
 LATE = "order-gone"
-"""Why a result is not counted: another order is in force, or this one has been taken back."""
+"""Reason code: the result is ignored because another order is active, or this one has tripped."""
 WEIGHTS_CHANGED = "weights-changed"
-"""Why a result is not counted: the server wrote to its weights meanwhile."""
+"""Reason code: the result is ignored because the server wrote to its weights."""
 
 
 class CheckedOrder(Protocol):
-    """The order in force that a check is made for."""
+    """The active order that a check belongs to."""
 
     def trip(self, reason: str, detail: str) -> None:
-        """Take the order back at once."""
+        """Stop the order in this process immediately."""
         ...
 
     def count_error(self, error: Exception) -> None:
@@ -53,13 +53,13 @@ class CheckedOrder(Protocol):
         ...
 
     def stands(self) -> bool:
-        """Whether it is still in force and was not taken back."""
+        """Whether it is still active and has not tripped."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckSite:
-    """Where a check is made."""
+    """Launch that a check is for."""
 
     key: Key
     """Lengths of the launch."""
@@ -71,13 +71,13 @@ class CheckSite:
 
 @dataclass(slots=True)
 class CheckInputs:
-    """What is needed to judge a check when its numbers are there."""
+    """Data that is needed to judge a check when its numbers arrive."""
 
     at: CheckSite
     versions: list[tuple[Tensor, int | None]]
     """Weights, and how often they had been written to."""
     before: list[Tensor] = field(default_factory=list)
-    """Glimpses of the inputs before the launch."""
+    """Byte samples of the inputs before the launch."""
     forms: Sequence[tuple[ElementFormat, int]] = ()
     """Element type and elements of each output."""
     timed: bool = False
@@ -85,20 +85,20 @@ class CheckInputs:
 
 
 class Results:
-    """Takes the results of one order's checks.
+    """Handles the results of one order's checks.
 
     Parameters
     ----------
     slot
         Has the original.
     order
-        Is taken back where a check says so.
+        Trips if a check fails.
     judge
-        Says so.
+        Judges the checks.
     tolerance
         Allowed difference.
     checks
-        Those under way; those of the process by default.
+        Pending checks; those of the process by default.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Results:
         self._checks = checks
 
     def arrived(self, check: PendingCheck) -> None:
-        """Fold the numbers of a check in, unless they are about an order that is gone.
+        """Add the numbers of a check to the statistics, unless its order is no longer active.
 
         Raises
         ------
@@ -148,21 +148,21 @@ class Results:
             self._order.trip(reason, f"{detail} at {at.stratum.ran} launches of {at.key}")
 
     def lost(self, check: PendingCheck, reason: str) -> None:
-        """Count a check that has no result."""
+        """Count a check without a result."""
         self._judge.stats.drop(reason)
 
     def stuck(self, check: PendingCheck, seconds: float) -> None:
-        """Count and report a check that does not come back."""
+        """Count and report a check that does not complete."""
         self._judge.stats.drop(STUCK)
-        log.error("%s: a check of %s does not come back", self._slot.spec.name, check.about.at.key)
+        log.error("%s: a check of %s does not complete", self._slot.spec.name, check.about.at.key)
 
 
 CAPTURING = "capturing"
-"""Why a check was left out: a graph is being captured."""
+"""Reason code: the check was skipped because a graph is being captured."""
 FAILED = "check-failed"
-"""Why there is no result: queueing the check failed."""
+"""Reason code: there is no result because queueing the check failed."""
 INCUMBENT_FAILED = "incumbent-raised"
-"""Why there is no result: the incumbent does not take copies."""
+"""Reason code: there is no result because the incumbent raised on copies."""
 
 
 class AsyncChecker(Results):
@@ -178,8 +178,11 @@ class AsyncChecker(Results):
         *,
         at: CheckSite,
         inputs: tuple[Tensor, ...],
-    ) -> Any:  # noqa: ANN401 - what the kernel returned
-        """Serve the variant's output, and queue the incumbent and the comparison aside."""
+    ) -> Any:  # noqa: ANN401 - result of the kernel
+        """Serve the variant's output.
+
+        Queue the incumbent and the comparison on the checks' stream.
+        """
         begun = time.perf_counter()
         check, others = self._begin(device, at, inputs, look=True)
         output, ran = self._serve(plain if check is None else launch, at, inputs, check=check)
@@ -191,14 +194,14 @@ class AsyncChecker(Results):
     def dark(
         self, device: ShadowDevice, launch: Launch, at: CheckSite, inputs: tuple[Tensor, ...]
     ) -> Any:  # noqa: ANN401 - what the kernel returned
-        """Serve the original, and queue the variant and the comparison aside."""
+        """Serve the original; queue the variant and the comparison on the checks' stream."""
         begun = time.perf_counter()
         at.stratum.ran += 1
         at.sampler.advance(at.stratum)
         check, others = self._begin(device, at, inputs, look=False)
         try:
             served = self._slot.original(*inputs)
-        except BaseException:  # the server's own
+        except BaseException:  # of the server's own code
             self._give_up(check)
             raise
         if check is not None:
@@ -215,14 +218,16 @@ class AsyncChecker(Results):
         inputs: tuple[Any, ...],
         plain: Launch | None,
     ) -> Any:  # noqa: ANN401 - what the kernel returned
-        """Serve the server's own code, and queue both kernels aside, each on separate copies.
+        """Serve the server's own code.
+
+        Queue both kernels on the checks' stream, each on separate copies.
 
         Parameters
         ----------
         device, parts, at, inputs
             The launch, and both sides of its check.
         plain
-            Serves where the check is left out; None where the original does anyway.
+            Serves if the check is skipped; None if the original serves anyway.
         """
         begun = time.perf_counter()
         check = self._take(device, CheckInputs(at, []), 2 * parts.size)
@@ -234,14 +239,14 @@ class AsyncChecker(Results):
             try:
                 parts.copy()
                 check.held.append(parts)
-            except Exception as error:  # the device's own room is used up, as a rule
+            except Exception as error:  # usually the device is out of memory
                 no_room = isinstance(error, (RuntimeError, MemoryError))
                 self._give_up(check)
                 self._judge.stats.drop(NO_ROOM if no_room else FAILED)
                 check = None
         try:
             served = self._slot.original(*inputs)
-        except BaseException:  # the server's own
+        except BaseException:  # of the server's own code
             self._give_up(check)
             raise
         if check is not None:
@@ -252,10 +257,10 @@ class AsyncChecker(Results):
     def _serve(
         self, launch: Launch, at: CheckSite, inputs: tuple[Any, ...], *, check: PendingCheck | None
     ) -> tuple[Any, bool]:
-        """Run the variant; with False the original ran in its place, and the check is given up."""
+        """Run the variant; with False the original ran in its place, and the check is dropped."""
         try:
             output = launch(inputs)
-        except Exception as error:  # a stranger's kernel: whatever it raises, serve
+        except Exception as error:  # untrusted kernel: the original serves, whatever is raised
             self._give_up(check)
             self._order.count_error(error)
             return self._slot.original(*inputs), False
@@ -270,7 +275,10 @@ class AsyncChecker(Results):
     def _begin(
         self, device: ShadowDevice, at: CheckSite, inputs: tuple[Tensor, ...], *, look: bool
     ) -> tuple[PendingCheck | None, tuple[Tensor, ...]]:
-        """Take a place and copy what varies; None where the check is left out, which is counted."""
+        """Reserve a place and copy the varying inputs.
+
+        None if the check is skipped, which is counted.
+        """
         constant = set(self._slot.spec.constant_inputs)
         varying = [position for position in range(len(inputs)) if position not in constant]
         size = bytes_of([inputs[position] for position in varying])
@@ -284,7 +292,7 @@ class AsyncChecker(Results):
                 others[position] = device.copy(inputs[position])
             if look:
                 check.about.before = [device.glimpse(value) for value in others]
-        except (RuntimeError, MemoryError):  # the device's own room is used up
+        except (RuntimeError, MemoryError):  # the device is out of memory
             self._checks.drop(check)
             self._judge.stats.drop(NO_ROOM)
             return None, inputs
@@ -292,7 +300,7 @@ class AsyncChecker(Results):
         return check, tuple(others)
 
     def _take(self, device: ShadowDevice, about: CheckInputs, size: int) -> PendingCheck | None:
-        """Take a place and room for copies; None where there is none, which is counted."""
+        """Reserve a place and memory for copies; None if there is none, which is counted."""
         reason = CAPTURING if device.capturing() else None
         check = reason or self._checks.begin(device, self, about, size=size)
         if isinstance(check, str):
@@ -301,22 +309,22 @@ class AsyncChecker(Results):
         return check
 
     def _give_up(self, check: PendingCheck | None) -> None:
-        """Let go of a check of which nothing is queued aside."""
+        """Drop a check of which nothing is queued on the checks' stream."""
         if check is not None:
             self._checks.drop(check)
 
     def _copies(self, check: PendingCheck, output: Any) -> tuple[Tensor, ...] | None:  # noqa: ANN401
-        """Copy what the server was given; None where the check is left out."""
+        """Copy the output that the server got; None if the check is skipped."""
         outputs = as_outputs(output)
         reason = FAILED if len(outputs) > MAX_OUTPUTS else None
-        try:  # twice: what the other kernel makes is held as well
+        try:  # twice: the outputs of the other kernel are stored as well
             reason = reason or self._checks.grow(check, 2 * bytes_of(outputs))
             if reason is None:
                 copies = tuple(check.device.copy(value) for value in outputs)
                 check.held.append(copies)
                 return copies
         except (AttributeError, MemoryError, RuntimeError, TypeError) as error:
-            log.info("%s: a check is left out: %r", self._slot.spec.name, error)
+            log.info("%s: a check is skipped: %r", self._slot.spec.name, error)
             reason = FAILED
         self._judge.stats.drop(reason)
         self._checks.drop(check)
@@ -326,7 +334,7 @@ class AsyncChecker(Results):
         self,
         check: PendingCheck,
         plain: Launch,
-        output: Any,  # noqa: ANN401 - what the variant returned
+        output: Any,  # noqa: ANN401 - result of the variant
         inputs: tuple[Tensor, ...],
         others: tuple[Tensor, ...],
     ) -> None:
@@ -351,14 +359,14 @@ class AsyncChecker(Results):
                     about.timed = again.__class__ is not Ineligible
                 check.spans = list(pairwise(spans))
                 self._send(check, ours, theirs, device.changed(before, after))
-        except Exception as error:  # the server has its answer; nothing of this is its problem
+        except Exception as error:  # the server has its result; a failure must not reach it
             self._abandon(check, INCUMBENT_FAILED, error)
 
     def _queue_variant(
         self,
         check: PendingCheck,
         launch: Launch,
-        served: Any,  # noqa: ANN401 - what the original returned
+        served: Any,  # noqa: ANN401 - result of the original
         others: tuple[Tensor, ...],
     ) -> None:
         """Queue everything after the original's launch."""
@@ -373,7 +381,7 @@ class AsyncChecker(Results):
                 check.held.append(before)
                 try:
                     output = launch(others)
-                except Exception as error:  # a stranger's kernel
+                except Exception as error:  # untrusted kernel
                     self._order.count_error(error)
                     raise
                 if output.__class__ is Ineligible:
@@ -399,7 +407,7 @@ class AsyncChecker(Results):
                 reason = FAILED
                 try:
                     ours = parts.variant()
-                except Exception as error:  # a stranger's kernel
+                except Exception as error:  # untrusted kernel
                     self._order.count_error(error)
                     raise
                 if isinstance(ours, Ineligible):
@@ -412,13 +420,13 @@ class AsyncChecker(Results):
                 glimpses = [[device.glimpse(each) for each in side] for side in parts.kept()]
                 check.held += [ours, theirs, glimpses]
                 self._send(check, ours, theirs, device.changed(*glimpses))
-        except Exception as error:  # the server has its answer; nothing of this is its problem
+        except Exception as error:  # the server has its result; a failure must not reach it
             self._abandon(check, reason, error)
 
     def _send(
         self, check: PendingCheck, ours: Sequence[Tensor], theirs: Sequence[Tensor], changed: Tensor
     ) -> None:
-        """Queue the comparison and its way to the host."""
+        """Queue the comparison and the copy of its numbers to the host."""
         device, about = check.device, check.about
         try:
             check_alike(ours, theirs)
@@ -437,7 +445,7 @@ class AsyncChecker(Results):
         check.end = check.device.mark()
 
     def _abandon(self, check: PendingCheck, reason: str, error: Exception) -> None:
-        """Leave a check to its end: what was queued of it may still run on what it holds."""
+        """Let a check run to its end: queued work may still use its memory."""
         log.info("%s: a check has no result: %r", self._slot.spec.name, error)
         self._judge.stats.drop(reason)
         check.count = 0
@@ -445,7 +453,7 @@ class AsyncChecker(Results):
         try:
             with check.device.aside(check.device.mark()):
                 self._end(check)
-        except RuntimeError as lost:  # no mark, no end: what it holds is kept
+        except RuntimeError as lost:  # without a mark its end is unknown: the memory is kept
             log.error(
                 "%s: a shadow check is lost, its memory is kept: %r", self._slot.spec.name, lost
             )

@@ -1,12 +1,13 @@
-"""One check: both kernels on the same inputs, one of them serving.
+"""Checker of one order: both kernels on the same inputs, one of them serving.
 
-Where all of a launch lies on one GPU a check is made aside (`aside`) and nobody waits for it; what
-follows is done elsewhere, and for the first launch of a shape bucket that a variant serves.
+If all tensors of a launch are on one GPU, a check runs asynchronously (`async_check`). This module
+makes the other checks, and the first check of a shape bucket that a variant serves.
 
-After a swap the variant serves and the incumbent runs beside it; before one, in the shadow, it is
-the other way round and the server never sees the variant's output. Whichever runs second is given
-copies of what varies (`keeping`), so that neither can spoil what the other reads. Some checks are
-timed: the incumbent, then the variant once more, both on inputs that have just been read.
+After a swap the variant serves and the incumbent runs as the check. Before one, in the shadow, the
+original serves and the server never gets the variant's output. The kernel that runs second gets
+copies of the varying inputs (`input_copies`), so that neither can change the inputs of the other.
+Some checks are timed: the incumbent, then the variant once more, both on inputs that have just been
+read.
 """
 
 from __future__ import annotations
@@ -48,20 +49,20 @@ class Checker:
     variant
         What runs, or is shadowed.
     order
-        Is taken back where a check says so.
+        Trips if a check fails.
     judge
-        Says so.
+        Judges the checks.
     compare
-        Compares outputs; any but `compare_tensors` compares in line, and so does everything where
-        there are more outputs than a check made aside has room for.
+        Compares outputs. Any function but `compare_tensors` compares synchronously; so does every
+        function if there are more outputs than an asynchronous check supports.
     tolerance
         Allowed difference.
     keeper
         Makes copies; that of the process by default.
     checks
-        Checks under way; those of the process by default.
+        Pending checks; those of the process by default.
     device_of
-        Returns the device that a check can be made aside on.
+        Returns the device that a check can run on asynchronously.
     """
 
     def __init__(
@@ -98,14 +99,14 @@ class Checker:
         if refused is not None:
             self._judge.stats.skip(refused.reason)
             return self._slot.original(*inputs)
-        device = self._device_of(inputs)  # made with the first, which is waited for anyway
+        device = self._device_of(inputs)  # created with the first check, which waits anyway
         if at.stratum.checks:
             if device is not None:
                 return self._aside.served(device, launch, plain, at=at, inputs=inputs)
             apart = self._apart(at, inputs)
             if apart is not None:
                 return self._aside.detached(*apart, at=at, inputs=inputs, plain=plain)
-        if captures_under_way():  # to wait for a device now would end the capture
+        if captures_under_way():  # waiting for a device now would end the capture
             self._judge.stats.drop(CAPTURING)
             return self._slot.original(*inputs)
         kept = self._keeper.keep(inputs, constant=self._slot.spec.constant_inputs)
@@ -115,31 +116,32 @@ class Checker:
             self._keeper.release(kept)
 
     def _refused(self, at: CheckSite, inputs: tuple[Any, ...]) -> Ineligible | None:
-        """Return why the variant cannot take a launch, before anything is paid for its check.
+        """Return why the variant cannot take a launch, before the cost of its check.
 
-        Where most launches of a bucket are none of the variant's, a check that is due waits for one
-        that is, at each of them: to copy and to sum what they read would cost more than all checks.
+        If the variant cannot take most launches of a bucket, a due check would wait for a suitable
+        one at each of them. Copying and summing their inputs would cost more than all checks.
         """
         refuses = getattr(self._variant, "refuses", None)
         try:
             refused: Ineligible | None = None if refuses is None else refuses(at.key, inputs)
             return refused
-        except Exception as error:  # strangers' arguments: what is odd of them shows at the launch
-            log.debug("%s: not asked beforehand: %r", self._slot.spec.name, error)
+        except Exception as error:  # untrusted arguments: the launch shows what is wrong
+            log.debug("%s: not checked in advance: %r", self._slot.spec.name, error)
             return None
 
     def _apart(
         self, at: CheckSite, inputs: tuple[Any, ...]
     ) -> tuple[ShadowDevice, Detached] | None:
-        """Return both sides of a launch that writes to the server's memory; None for in line.
+        """Return both sides of a launch that writes to the server's memory; None for synchronous.
 
-        What does not fit into the budget twice is checked in line, on copies of its outputs alone.
+        A launch that does not fit into the budget twice is checked synchronously, on copies of its
+        outputs only.
         """
         detach = getattr(self._variant, "detached", None)
         try:
             parts: Detached | None = None if detach is None else detach(at.key, inputs)
-        except Exception as error:  # strangers' arguments: what is odd of them shows in line
-            log.debug("%s: not checked aside: %r", self._slot.spec.name, error)
+        except Exception as error:  # untrusted arguments: the synchronous check handles them
+            log.debug("%s: not checked asynchronously: %r", self._slot.spec.name, error)
             return None
         if parts is None or 2 * parts.size > self._keeper.budget_bytes:
             return None
@@ -159,7 +161,7 @@ class Checker:
             before = variant.fingerprint(inputs)
             output = launch(inputs)
             untouched = variant.fingerprint(inputs) == before
-        except Exception as error:  # a stranger's kernel: whatever it raises, serve
+        except Exception as error:  # untrusted kernel: the original serves, whatever is raised
             self._order.count_error(error)
             return original(*inputs)
         if output.__class__ is Ineligible:
@@ -220,7 +222,7 @@ class Checker:
             self._verdict(at, output, served, untouched=untouched)
 
     def _verdict(self, at: CheckSite, output: Any, expected: Any, *, untouched: bool) -> str | None:  # noqa: ANN401
-        """Compare, fold in, and trip where that says so; return the reason to go back."""
+        """Compare, add to the statistics, and trip if needed; return the reason for the trip."""
         outputs = as_outputs(output), as_outputs(expected)
         try:
             comparison = self._compare(*outputs, self._tolerance)
@@ -236,7 +238,7 @@ class Checker:
     def _paced(
         self, plain: Launch, at: CheckSite, inputs: tuple[Tensor, ...], incumbent_ns: int
     ) -> str | None:
-        """Time the variant on what the incumbent has just read, as it runs when nobody looks."""
+        """Time the variant, as it runs without a check, on inputs that the incumbent has read."""
         try:
             output, variant_ns = _timed(lambda: plain(inputs), inputs)
         except Exception as error:  # as above
@@ -252,11 +254,11 @@ class Checker:
 
 
 def _nowhere(inputs: tuple[Any, ...], *, dense: bool = True) -> None:
-    """Make no check aside."""
+    """Return no device: no check runs asynchronously."""
 
 
 def _timed(run: Callable[[], Any], inputs: tuple[Tensor, ...]) -> tuple[Any, int]:
-    """Return what a launch returned and its time, ns; on a device from that device's own clock."""
+    """Return the result of a launch and its time, ns; on a device from that device's own clock."""
     torch = sys.modules.get("torch")
     on_gpu = torch is not None and any(getattr(value, "is_cuda", False) for value in inputs)
     if torch is None or not on_gpu:

@@ -1,11 +1,11 @@
-"""Two kernels' outputs on the same inputs, compared as one number.
+"""Comparison of two kernels' outputs on the same inputs, as one number.
 
-Non-finite values must be in the same places with the same signs. Elsewhere the largest
-absolute difference is put in units of what is allowed, ``tolerance * rms(incumbent's output)``. In
-outputs of 16 and 8 bits two honest kernels may round to neighbours, so that one unit in the last
-place of the element is taken off first; with 16 bits, of the rms where that is more, because such
-kernels round on the way too. Integers must be equal; of int8, which quantised numbers are, one in a
-hundred may differ by one.
+Non-finite values must be in the same positions with the same signs. Elsewhere the largest absolute
+difference is expressed in units of the allowed one, ``tolerance * rms(incumbent's output)``. In
+outputs of 16 and 8 bits two correct kernels may round to neighbours, so one unit in the last place
+of the element is subtracted first; with 16 bits, one of the rms if that is more, because such
+kernels also round intermediate results. Integers must be equal; of int8, which quantised numbers
+are, one in a hundred may differ by one.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from typing import Any
 from retuned.runtime.schema import Tensor
 
 RATIO_CAP = 1e9
-"""Stands for "nothing is allowed and something differs", so that records stay finite."""
+"""Ratio if nothing is allowed and something differs, so that records stay finite."""
 _NEIGHBOURS_SHARE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One check."""
+    """Result of one check."""
 
     nonfinite: bool
     """NaN or Inf do not agree."""
     ratio: float
-    """Largest difference in units of the allowed difference; 0 where `nonfinite`."""
+    """Largest difference in units of the allowed difference; 0 if `nonfinite`."""
     rms_ratio: float = 0.0
-    """RMS of the difference in the same units; 0 where `nonfinite` and where unknown."""
+    """RMS of the difference in the same units; 0 if `nonfinite` or unknown."""
 
 
 Compare = Callable[[Sequence[Tensor], Sequence[Tensor], float], Comparison]
 """(served outputs, the incumbent's outputs, tolerance) -> comparison."""
 
 
-def as_outputs(value: Any) -> tuple[Tensor, ...]:  # noqa: ANN401 - what a kernel returned
-    """Return outputs as a tuple, one or several."""
+def as_outputs(value: Any) -> tuple[Tensor, ...]:  # noqa: ANN401 - result of a kernel
+    """Return one or several outputs as a tuple."""
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
@@ -71,27 +71,26 @@ def compare_tensors(
 
 @dataclass(frozen=True, slots=True)
 class ElementFormat:
-    """What an element type is to a comparison."""
+    """Properties of an element type for a comparison."""
 
     floating: bool
     """Whether its elements are real numbers."""
     bits: int
-    """Of one element."""
     eps: float = 0.0
-    """Distance of 1 to the next number; 0 of whole numbers."""
+    """Distance of 1 to the next number; 0 for integers."""
     least_unit: float = 0.0
-    """Distance of the smallest numbers; 0 of whole numbers."""
+    """Distance of the smallest numbers; 0 for integers."""
     neighbours: bool = False
-    """Whether whole numbers may differ by one, in few places."""
+    """Whether integers may differ by one, in few positions."""
 
     @property
     def narrow(self) -> bool:
-        """Whether two honest kernels may round to neighbours."""
+        """Whether two correct kernels may round to neighbours."""
         return self.floating and self.bits <= 16
 
 
 def form_of(torch: Any, tensor: Tensor) -> ElementFormat:  # noqa: ANN401 - the module
-    """Return what the element type of a tensor is to a comparison."""
+    """Return the properties of a tensor's element type for a comparison."""
     if not tensor.is_floating_point():
         bits = 8 * tensor.element_size()
         return ElementFormat(floating=False, bits=bits, neighbours=tensor.dtype == torch.int8)
@@ -110,7 +109,7 @@ def _compare_pair(torch: Any, ours: Tensor, theirs: Tensor, tolerance: float) ->
     ours, theirs = ours.to(wide), theirs.to(wide)
     difference = (ours - theirs).abs_()
     largest = float(difference.max())
-    if not math.isfinite(largest):  # the rare case pays for the masks
+    if not math.isfinite(largest):  # only this rare case computes the masks
         finite = theirs.isfinite()
         agree = torch.where(theirs.isnan(), ours.isnan(), ours == theirs) | finite
         if not bool((ours.isfinite() == finite).all()) or not bool(agree.all()):
@@ -145,7 +144,7 @@ def float_comparison(
     largest
         Largest absolute difference.
     beyond
-        The same after what rounding to neighbours allows is taken off.
+        The same after subtracting what rounding to neighbours allows.
     rms, rms_off
         Of the incumbent's output, and of the difference.
     tolerance
@@ -162,7 +161,7 @@ def float_comparison(
 
 
 def integer_ratio(form: ElementFormat, *, unequal: int, largest: float, size: int) -> float:
-    """Return 0 where equal, the cap where not; neighbours of int8 count by their share."""
+    """Return 0 if equal, the cap if not; neighbours of int8 count by their share."""
     if unequal == 0:
         return 0.0
     if not form.neighbours or largest > 1:

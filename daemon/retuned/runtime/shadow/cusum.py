@@ -1,8 +1,8 @@
-"""CUSUM, one-sided: notices that a number stays higher than it was, without a threshold for one.
+"""CUSUM, one-sided: detects that numbers stay higher than before, without a limit for one.
 
-``S = max(0, S + z - slack)`` over numbers in units of their own spread; at `threshold` it alarms.
-Mean and spread are learned over the first numbers and then frozen: a reference that follows a slow
-decay would never see it. The rules below were chosen by the run lengths that
+``S = max(0, S + z - slack)`` over numbers in units of their own spread; it alarms at `threshold`.
+Mean and spread are learned over the first numbers and then frozen, because a reference that follows
+a slow decay would never detect it. The rules below were chosen by the run lengths that
 `retuned.stages.watch.run_length` computes. Pure; standard library only.
 """
 
@@ -21,24 +21,28 @@ class CusumRule:
     threshold: float
     """Sum of counted rises that alarms."""
     clip: float
-    """One number counts for no more than this, in either direction."""
+    """Maximum contribution of one number, in either direction."""
     warmup: int
-    """Numbers that mean and spread are learned from; 0 takes 0 and 1."""
+    """Numbers from which mean and spread are learned; 0 uses 0 and 1."""
     least_spread: float
-    """A smaller spread is taken as this: numbers that hardly vary are not measured in hairs."""
+    """Lower limit of the spread, so that tiny changes of nearly constant numbers do not alarm."""
 
 
 DECAY = CusumRule(slack=0.35, threshold=32.0, clip=4.0, warmup=100, least_spread=0.1)
-"""Of the log rms ratio, per shape bucket: with the learned mean off by a tenth of the spread still
-more than 10^6 checks between false alarms, and a doubling is found within 200 checks even where
-single ratios scatter by a factor of e."""
+"""For the log rms ratio, per shape bucket.
+
+If the learned mean is off by a tenth of the spread, there are still more than 10^6 checks between
+false alarms. A doubling is found within 200 checks even if single ratios scatter by a factor of e.
+"""
 PACE = CusumRule(slack=0.35, threshold=24.0, clip=1.0, warmup=0, least_spread=1.0)
-"""Of the signs of "clearly slower than the incumbent": free of any distribution, because a busy
-machine's times have none."""
+"""For the signs of "clearly slower than the incumbent".
+
+Signs need no assumption on the distribution, which the times of a busy machine do not meet.
+"""
 
 
 class Cusum:
-    """The sum over one course of numbers.
+    """The sum over one sequence of numbers.
 
     Examples
     --------
@@ -56,17 +60,17 @@ class Cusum:
         self.score = 0.0
         """The sum; alarms at the rule's threshold."""
         self.mean = 0.0
-        """What is learned as usual."""
+        """The learned mean."""
         self.spread = 1.0
-        """Standard deviation of what is usual, once it is learned."""
+        """The learned standard deviation, after the warm-up."""
 
     def add(self, number: float) -> bool:
-        """Take one number; return whether the sum has reached the threshold.
+        """Add one number; return whether the sum has reached the threshold.
 
         Raises
         ------
         ValueError
-            If the number is not finite: that is no course but a fault, and judged elsewhere.
+            If the number is not finite: that is a fault, which other code judges.
         """
         if not math.isfinite(number):
             raise ValueError(f"a course of numbers cannot hold {number}")

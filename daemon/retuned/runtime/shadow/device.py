@@ -1,9 +1,9 @@
-"""What a check needs of a GPU, and all that the checks know of PyTorch's streams and events.
+"""Device interface of checks: the only module of them that uses PyTorch's streams and events.
 
 Work of a check is queued on one separate stream per device, behind a mark on the server's stream.
-Nothing here lets the server's stream wait for that one, and nothing but `arrived` asks how far it
-has come. PyTorch has no priority below the default one: on NVIDIA there is none at all, and on AMD
-its pools do not offer it. What servers launch with a higher one goes first.
+The server's stream never waits for the checks' stream, and only `arrived` queries its progress.
+PyTorch has no priority below the default one: NVIDIA has none at all, and PyTorch's stream pools do
+not offer AMD's. Server launches with a higher priority run first.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from retuned.runtime.shadow.fingerprints import glimpse
 from retuned.runtime.shadow.reduction import NUMBERS, measure
 
 PLACES = 8
-"""Checks under way on a device at a time."""
+"""Pending checks of a device at a time."""
 MAX_OUTPUTS = 16
-"""Outputs of a kernel whose checks are made aside."""
+"""Outputs of a kernel whose checks run asynchronously."""
 ROW = 1 + NUMBERS * MAX_OUTPUTS
 """Numbers of one check: bytes of inputs that changed, then those of each output."""
 
@@ -32,7 +32,7 @@ Mark = Any
 
 
 class ShadowDevice(Protocol):
-    """One device and the stream that checks are made on."""
+    """One device and the stream of its checks."""
 
     def capturing(self) -> bool:
         """Whether a graph is being captured, on this stream or any other that is followed."""
@@ -51,23 +51,23 @@ class ShadowDevice(Protocol):
         ...
 
     def version(self, tensor: Tensor) -> int | None:
-        """Return how often PyTorch has seen a tensor written to; None where it does not count."""
+        """Return PyTorch's count of writes to a tensor; None if it is not counted."""
         ...
 
     def mark(self) -> Mark:
-        """Mark the current stream here; on the checks' stream, with the time."""
+        """Mark the current position of the current stream; on the checks' stream, with the time."""
         ...
 
     def aside(self, after: Mark) -> AbstractContextManager[None]:
-        """Make the checks' stream current, which goes on once `after` is reached."""
+        """Make the checks' stream current; it continues once `after` is reached."""
         ...
 
     def measure(self, ours: Tensor, theirs: Tensor, tolerance: float) -> Tensor:
-        """Queue the comparison of one output; see `shadow_numbers.measure`."""
+        """Queue the comparison of one output; see `reduction.measure`."""
         ...
 
     def changed(self, before: Sequence[Tensor], after: Sequence[Tensor]) -> Tensor:
-        """Queue the count of bytes in which glimpses differ."""
+        """Queue the count of bytes in which byte samples differ."""
         ...
 
     def send(self, numbers: Sequence[Tensor], *, place: int) -> None:
@@ -91,7 +91,10 @@ class DeviceOf(Protocol):
     """Finds devices."""
 
     def __call__(self, inputs: tuple[Any, ...], *, dense: bool = True) -> ShadowDevice | None:
-        """Return the device that a check of a launch can be made aside on; None for in line."""
+        """Return the device that a check of a launch can run on asynchronously.
+
+        None for synchronous.
+        """
         ...
 
 
@@ -111,7 +114,7 @@ class TorchShadow:
         self._index = index
         with torch.cuda.device(index):
             self._stream = torch.cuda.Stream(device=index, priority=_lowest(torch))
-        with torch.inference_mode(False):  # else only launches in that mode could write to it
+        with torch.inference_mode(False):  # otherwise only launches in that mode could write to it
             self._rows = torch.zeros((PLACES, ROW), dtype=torch.float64, pin_memory=True)
 
     @property
@@ -120,27 +123,22 @@ class TorchShadow:
         return self._stream
 
     def capturing(self) -> bool:
-        """Whether a graph is being captured."""
         return bool(self._torch.cuda.is_current_stream_capturing()) or captures_under_way()
 
     def copy(self, tensor: Tensor) -> Tensor:
-        """Queue a copy on the current stream."""
         return tensor.detach().clone()
 
     def glimpse(self, tensor: Tensor) -> Tensor:
-        """Queue a copy of a bounded part on the current stream."""
         return glimpse(tensor).clone()
 
     def form(self, tensor: Tensor) -> tuple[ElementFormat, int]:
-        """Return element type and elements of an output."""
         return form_of(self._torch, tensor), int(tensor.numel())
 
     def version(self, tensor: Tensor) -> int | None:
-        """Return how often a tensor was written to; inference tensors do not count."""
+        """Return the count of writes to a tensor; inference tensors have none."""
         return None if tensor.is_inference() else int(tensor._version)
 
     def mark(self) -> Mark:
-        """Mark the current stream of the device."""
         stream = self._torch.cuda.current_stream(self._index)
         timed = stream == self._stream
         with self._torch.cuda.device(self._index):
@@ -149,17 +147,14 @@ class TorchShadow:
         return event
 
     def aside(self, after: Mark) -> AbstractContextManager[None]:
-        """Make the checks' stream current, which goes on once `after` is reached."""
         self._stream.wait_event(after)
         there: AbstractContextManager[None] = self._torch.cuda.stream(self._stream)
         return there
 
     def measure(self, ours: Tensor, theirs: Tensor, tolerance: float) -> Tensor:
-        """Queue the comparison of one output."""
         return measure(self._torch, ours, theirs, tolerance)
 
     def changed(self, before: Sequence[Tensor], after: Sequence[Tensor]) -> Tensor:
-        """Queue the count of bytes in which glimpses differ."""
         torch = self._torch
         total = torch.zeros(1, dtype=torch.float64, device=torch.device("cuda", self._index))
         for first, second in zip(before, after, strict=True):
@@ -172,36 +167,34 @@ class TorchShadow:
         self._rows[place, : flat.numel()].copy_(flat, non_blocking=True)
 
     def received(self, count: int, *, place: int) -> list[float]:
-        """Return the numbers that have arrived in a row."""
         return [float(number) for number in self._rows[place, :count].tolist()]
 
     def arrived(self, mark: Mark) -> bool:
-        """Whether a mark is reached; raises RuntimeError where the device is lost."""
+        """Whether a mark is reached; raises RuntimeError if the device is lost."""
         return bool(mark.query())
 
     def elapsed_ns(self, begin: Mark, end: Mark) -> int:
-        """Return the device's time between two marks."""
         return int(begin.elapsed_time(end) * 1e6)
 
 
 def _lowest(torch: Any) -> int:  # noqa: ANN401 - the module
-    """Return the lowest priority that PyTorch takes: it refuses those above 0."""
+    """Return the lowest priority that PyTorch accepts: it refuses those above 0."""
     ask = getattr(torch.cuda.Stream, "priority_range", None)
     least = ask()[0] if ask is not None else 0
     return min(0, int(least))
 
 
 def captures_under_way() -> bool:
-    """Whether any graph that is followed is being captured, by whichever thread.
+    """Whether any thread captures a graph that is followed.
 
-    A capture forbids other threads of the process to ask how far an event has come.
+    During a capture, other threads of the process must not query events.
     """
     following = sys.modules.get("retuned.runtime.graphs.process")
     return following is not None and following.captures_under_way()
 
 
 def quiet() -> AbstractContextManager[None]:
-    """Hold off captures of graphs that are followed while entered; raises `Refused` under one."""
+    """Block captures of followed graphs in this context; raises `Refused` during one."""
     following = sys.modules.get("retuned.runtime.graphs.process")
     if following is None:
         return nullcontext()
@@ -214,12 +207,11 @@ _LOCK = threading.Lock()
 
 
 def shadow_device(inputs: tuple[Any, ...], *, dense: bool = True) -> ShadowDevice | None:
-    """Return the device on which a check of a launch can be made aside; None for in line.
+    """Return the device on which a check of a launch can run asynchronously; None for synchronous.
 
-    That is where all inputs are plain tensors in the memory of one GPU, and row-major without gaps
-    if they must be `dense`.
-    ``RETUNED_SHADOW_STREAM=off`` makes every check in line: an incumbent that keeps scratch of its
-    own must not run twice at the same time.
+    All inputs must be plain tensors in the memory of one GPU, and row-major without gaps if they
+    must be `dense`. ``RETUNED_SHADOW_STREAM=off`` makes every check synchronous: an incumbent with
+    private scratch must not run twice at the same time.
     """
     torch = sys.modules.get("torch")
     if torch is None or not inputs:
@@ -238,7 +230,7 @@ def shadow_device(inputs: tuple[Any, ...], *, dense: bool = True) -> ShadowDevic
 
 def _made(torch: Any, index: int) -> TorchShadow | None:  # noqa: ANN401 - the module
     if captures_under_way():
-        return None  # pinned memory is not made then
+        return None  # pinned memory must not be allocated during a capture
     with _LOCK:
         if index not in _DEVICES:
             _DEVICES[index] = None
@@ -252,7 +244,7 @@ def _made(torch: Any, index: int) -> TorchShadow | None:  # noqa: ANN401 - the m
 
 
 def _after_fork() -> None:
-    """Forget the parent's streams: a child cannot use its GPU, and must not touch them."""
+    """Forget the parent's streams: a child cannot use its GPU, and must not access them."""
     global _LOCK
     _LOCK = threading.Lock()
     _LEFT.append(dict(_DEVICES))
@@ -260,6 +252,6 @@ def _after_fork() -> None:
 
 
 _LEFT: list[dict[int, TorchShadow | None]] = []
-"""Kept so that nothing of it is given back by a child."""
+"""Kept, so that a child frees none of it."""
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -1,4 +1,4 @@
-"""Whether a tensor is still what it was, without keeping another one."""
+"""Fingerprints that detect changes of a tensor without a copy."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _WINDOWS = 16
 
 
 def fingerprint(tensors: Iterable[Tensor]) -> int:
-    """Checksum of contiguous tensors: whole where small, else of windows spread over them.
+    """Return a checksum of contiguous tensors: of all bytes if small, else of windows.
 
-    A variant must not write to its inputs; what matters is to notice a kernel that does, not to
-    prove that no byte changed. On a GPU the sums are made there and one number a tensor is copied.
+    The windows are spread over the tensor. A variant must not write to its inputs. The checksum
+    detects a kernel that does; it does not prove that no byte changed. On a GPU the sums are
+    computed there and one number per tensor is copied.
     """
     total = 0
     for tensor in tensors:
@@ -32,7 +33,7 @@ def fingerprint(tensors: Iterable[Tensor]) -> int:
 
 
 def _device_sum(tensor: Tensor) -> int:
-    """Return the sum of the windows' bytes, each weighted by its place; 64 bits, wrapping."""
+    """Return the sum of the windows' bytes, each weighted by its position; 64 bits, wrapping."""
     if tensor.numel() == 0:
         return 0
     flat = glimpse(tensor)
@@ -41,14 +42,14 @@ def _device_sum(tensor: Tensor) -> int:
 
 
 def glimpse(tensor: Tensor) -> Tensor:
-    """Return the bytes of a contiguous tensor on a device: all where small, else of its windows.
+    """Return the bytes of a contiguous tensor on a device: all if small, else of its windows.
 
-    What is small is no copy.
+    The bytes of a small tensor are not a copy.
     """
     torch = sys.modules["torch"]
     flat = tensor.detach().view(-1).view(torch.uint8)
     windows = _windows(int(flat.numel()))
-    if len(windows) > 1:  # steps a little shorter than the CPU's: one strided view, and the end
+    if len(windows) > 1:  # steps slightly shorter than on the CPU: one strided view, and the end
         length, step = windows[0][1], windows[1][0] - windows[0][0]
         spread = torch.as_strided(flat, (len(windows), length), (step, 1)).reshape(-1)
         flat = torch.cat((spread, flat[-length:]))

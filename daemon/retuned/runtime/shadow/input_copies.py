@@ -1,9 +1,9 @@
-"""Copies of what a launch is given, for the kernel that runs beside it.
+"""Input copies of a launch, for the kernel that runs as the check.
 
-A kernel that writes to its inputs must not spoil what the other one reads, nor, where it runs in
-the shadow, what the server goes on with. Weights are not copied: they are the same on every launch,
-and a variant that writes to them is found by the checksum. Copies keep strides and share one budget
-of the process; a launch that does not fit is not copied.
+A kernel that writes to its inputs must not change the inputs of the other one or, in the shadow,
+the server's tensors. Weights are not copied: they are the same on every launch, and the checksum
+detects a variant that writes to them. Copies keep strides and share one budget of the process; a
+launch that does not fit is not copied.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from retuned.runtime.schema import Tensor
 log = logging.getLogger(__name__)
 
 COPY_BYTES = 256 << 20
-"""Most bytes of all copies of this process at a time, where the environment says nothing else."""
+"""Maximum bytes of all copies of this process at a time; the environment can change it."""
 _MOST_BYTES = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
 class InputCopies:
-    """The inputs of one launch, those that vary copied."""
+    """The inputs of one launch; those that vary are copies."""
 
     inputs: tuple[Tensor, ...]
-    """What the other kernel is given."""
+    """Inputs of the other kernel."""
     copied: tuple[int, ...]
     """Positions of the copies."""
     size: int
@@ -49,7 +49,7 @@ class InputCopier:
     Parameters
     ----------
     budget_bytes
-        Most bytes of copies at a time.
+        Maximum bytes of copies at a time.
     """
 
     def __init__(self, budget_bytes: int = COPY_BYTES) -> None:
@@ -59,16 +59,16 @@ class InputCopier:
 
     @property
     def budget_bytes(self) -> int:
-        """Most bytes of copies at a time."""
+        """Maximum bytes of copies at a time."""
         return self._budget_bytes
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the copies that there are."""
+        """Bytes of the current copies."""
         return self._held_bytes
 
     def take(self, size: int) -> bool:
-        """Take so many bytes of the budget; False where it does not allow it."""
+        """Reserve bytes of the budget; False if it is exhausted."""
         with self._lock:
             if self._held_bytes + size > self._budget_bytes:
                 return False
@@ -76,22 +76,22 @@ class InputCopier:
             return True
 
     def give(self, size: int) -> None:
-        """Give so many bytes back."""
+        """Release bytes of the budget."""
         with self._lock:
             self._held_bytes -= size
 
     def restart(self) -> None:
-        """Start over in a forked child: its parent's copies are not its own."""
+        """Start over in a forked child: its parent's copies do not belong to it."""
         self._lock = threading.Lock()
         self._held_bytes = 0
 
     def keep(self, inputs: tuple[Tensor, ...], *, constant: Collection[int]) -> InputCopies | None:
-        """Copy what is not a constant; None where the budget does not allow it.
+        """Copy inputs that are not constant; None if the budget is exhausted.
 
         Parameters
         ----------
         inputs
-            Of one launch. What is not a plain tensor is passed on as it is.
+            Of one launch. Objects other than plain tensors are passed on unchanged.
         constant
             Positions of the weights.
         """
@@ -109,7 +109,7 @@ class InputCopier:
         try:
             for position in copied:
                 made[position] = inputs[position].detach().clone()
-        except (RuntimeError, MemoryError):  # the device's own room is used up: not the server's
+        except (RuntimeError, MemoryError):  # the device is out of memory; the server continues
             self.give(size)
             return None
         except BaseException:
@@ -118,7 +118,7 @@ class InputCopier:
         return InputCopies(tuple(made), copied, size)
 
     def release(self, kept: InputCopies | None) -> None:
-        """Give the copies' place back."""
+        """Release the budget of copies."""
         if kept is not None:
             self.give(kept.size)
 
@@ -129,22 +129,22 @@ def bytes_of(tensors: Collection[Tensor]) -> int:
 
 
 def budget_of(environment: Mapping[str, str]) -> int:
-    """Return what ``RETUNED_SHADOW_BYTES`` allows; what is no whole number of bytes is not taken.
+    """Return the bytes that ``RETUNED_SHADOW_BYTES`` allows; an invalid value is ignored.
 
     Examples
     --------
     >>> budget_of({}), budget_of({"RETUNED_SHADOW_BYTES": "1048576"})
     (268435456, 1048576)
     """
-    said = environment.get("RETUNED_SHADOW_BYTES", "").strip()
-    if said.isascii() and said.isdecimal() and len(said) < 20 and int(said) <= _MOST_BYTES:
-        return int(said)
-    if said:
-        log.warning("RETUNED_SHADOW_BYTES is not a number of bytes up to 2^40: %.40r", said)
+    value = environment.get("RETUNED_SHADOW_BYTES", "").strip()
+    if value.isascii() and value.isdecimal() and len(value) < 20 and int(value) <= _MOST_BYTES:
+        return int(value)
+    if value:
+        log.warning("RETUNED_SHADOW_BYTES is not a number of bytes up to 2^40: %.40r", value)
     return COPY_BYTES
 
 
 KEEPER = InputCopier(budget_of(os.environ))
-"""The one of this process."""
+"""The copier of this process."""
 
 os.register_at_fork(after_in_child=KEEPER.restart)

@@ -1,10 +1,10 @@
-"""What a check means while the server runs: go on, or take the order back at once.
+"""Outcome of a check while the server runs: continue, or trip the order immediately.
 
-Three things take back in the process, before anybody else hears of it: an answer that is wrong by
-any measure (`NaN` or `Inf` where the incumbent has none, a difference four times over what is
-allowed, an rms four times over what the incumbent's own noise allows), an rms ratio that slowly
-grows, and a variant that is slower than what it replaced. The last two are courses, followed per
-shape bucket, because buckets differ and traffic moves between them.
+Three kinds of results trip an order in the process, before the daemon learns of them. First, a
+clearly wrong output: `NaN` or `Inf` where the incumbent has none, a difference four times over what
+is allowed, or an rms four times over what the incumbent's own noise allows. Second, an rms ratio
+that grows slowly. Third, a variant that is slower than the incumbent. The last two are sequences,
+followed per shape bucket, because buckets differ and traffic moves between them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,19 @@ from retuned.runtime.shadow.rates import Cost, Rates
 from retuned.runtime.shadow.sampler import RATIO_CAP, TRIP_RATIO, Comparison, Stats, Stratum, bucket
 
 LEAST_RATIO = 0.05
-"""Rms ratios below this share of what is allowed are taken as it: noise far under what is allowed
-is no decay."""
+"""Lower limit of rms ratios, as a share of what is allowed.
+
+Noise far below what is allowed is not a decay.
+"""
 SLOWER = 1.5
-"""A timed launch counts as slower from this ratio to the incumbent's time: far from what the lab
-measured, so that a machine with other things to do is not taken for a slow kernel."""
+"""A timed launch counts as slower from this ratio to the incumbent's time.
+
+It is far from what the lab measured, so that a busy machine does not count as a slow kernel.
+"""
 LEAST_SLOWER_NS = 5_000
-"""And only by so much: less is what the call itself may cost."""
+"""Minimum difference of a slower launch: the call itself may cost less than that."""
 PACE_EVERY = 4
-"""One check in so many is timed, because it launches the variant once more."""
+"""One of this many checks is timed, because it launches the variant once more."""
 
 
 class Judge:
@@ -50,13 +54,13 @@ class Judge:
         self._noise: Mapping[Key, float] = order.noise
 
     def may_check(self, stratum: Stratum) -> bool:
-        """Whether a due check may be made; the first of a bucket always may."""
+        """Whether a due check may run; the first of a bucket always may."""
         return stratum.checks == 0 or self.cost.allows()
 
     def check(
         self, key: Key, stratum: Stratum, comparison: Comparison, *, untouched: bool
     ) -> str | None:
-        """Fold one check in; return why to go back, or None."""
+        """Add one check; return the reason code for a trip, or None."""
         if not untouched:
             comparison = Comparison(nonfinite=comparison.nonfinite, ratio=RATIO_CAP)
         self.stats.check(comparison)
@@ -73,11 +77,11 @@ class Judge:
             return "slow-decay" if stratum.decay.add(course) else None
 
     def is_timed(self, stratum: Stratum) -> bool:
-        """Whether the next check of a bucket is a timed one; never its first."""
+        """Whether the next check of a bucket is timed; never its first."""
         return stratum.checks % PACE_EVERY == PACE_EVERY - 1
 
     def pace(self, stratum: Stratum, variant_ns: int, incumbent_ns: int) -> str | None:
-        """Fold the times of one launch of each in; return why to go back, or None."""
+        """Add the times of one launch of each; return the reason code for a trip, or None."""
         with self.stats.lock:
             self.slowdown = variant_ns / max(1, incumbent_ns)
             slower = variant_ns > max(SLOWER * incumbent_ns, incumbent_ns + LEAST_SLOWER_NS)

@@ -1,9 +1,9 @@
-"""Checks under way on a device: a bounded number, what they use kept alive until they are done.
+"""Pending checks on a device: a bounded number; their memory is kept until they are done.
 
-A check is queued by the thread that launches and looked at by the control thread. Its tensors are
-held here until the device has reached its end: memory that the server gives back meanwhile would be
-given to the next launch. A check that does not come back keeps its place and its memory, because
-the device may still use it; it is reported, and once all places are kept no more checks are made.
+The launching thread queues a check and the control thread reads it. Its tensors are kept until the
+device has reached its end: otherwise memory that the server frees could be reused by the next
+launch. A check that does not complete keeps its place and its memory, because the device may still
+use it. It is reported, and once all places are taken no more checks are made.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from retuned.runtime.shadow.input_copies import KEEPER, InputCopier
 log = logging.getLogger(__name__)
 
 STUCK_S = 30.0
-"""From here a check that has not come back is reported."""
+"""A check that has not completed after this time is reported."""
 IN_FLIGHT = "in-flight"
-"""Why a check was left out: as many as may be are under way."""
+"""Reason code: the check was skipped because the maximum number is pending."""
 TOO_LARGE = "too-large"
-"""Why a check was left out: copies of such inputs are never made."""
+"""Reason code: the check was skipped because such inputs exceed the whole budget."""
 NO_ROOM = "shadow-memory"
-"""Why a check was left out: no room for its copies just now."""
+"""Reason code: the check was skipped because the budget for copies is exhausted now."""
 UNREADABLE = "result-unreadable"
-"""Why a check has no result: what arrived is none."""
+"""Reason code: the check has no result because the received numbers are invalid."""
 LOST = "device-failed"
-"""Why a check has no result: asking the device for it failed."""
+"""Reason code: the check has no result because the device raised."""
 
 Quiet = Callable[[], AbstractContextManager[Any]]
 
 
 class CheckOwner(Protocol):
-    """Whose check it is."""
+    """Receiver of a check's result."""
 
     def arrived(self, check: PendingCheck) -> None:
-        """Take the numbers of a check that has come back."""
+        """Handle the numbers of a completed check."""
         ...
 
     def lost(self, check: PendingCheck, reason: str) -> None:
-        """Take note of one that will not."""
+        """Handle a check that will not complete."""
         ...
 
     def stuck(self, check: PendingCheck, seconds: float) -> None:
-        """Take note, once, of one that has not come back for long."""
+        """Handle, once, a check that has not completed for a long time."""
         ...
 
 
@@ -60,40 +60,39 @@ class PendingCheck:
     """One check."""
 
     device: ShadowDevice
-    """Where."""
     place: int
-    """Row that its numbers come in."""
+    """Row of its numbers."""
     fold: CheckOwner
-    """Whose."""
+    """Receiver of the result."""
     about: Any
-    """What that one needs to judge it."""
+    """Data that the receiver needs to judge it."""
     size: int = 0
-    """Bytes held against the budget."""
+    """Bytes reserved in the budget."""
     held: list[Any] = field(default_factory=list)
     """Everything that the device may still use."""
     end: Mark = None
     """Reached when the device is done with it; None until it is queued."""
     count: int = 0
-    """Numbers that it brings; 0 if it was given up."""
+    """Numbers of its result; 0 if it was dropped."""
     spans: list[tuple[Mark, Mark]] = field(default_factory=list)
-    """Begin and end of what is timed."""
+    """Start and end of each timed interval."""
     numbers: list[float] = field(default_factory=list)
-    """What has arrived."""
+    """The received numbers."""
     spans_ns: list[int] = field(default_factory=list)
-    """How long each span took on the device."""
+    """Device time of each interval."""
     since_s: float = 0.0
-    """When it began, monotonic seconds."""
+    """Start, monotonic seconds."""
     told: bool = False
     """Whether it was reported as stuck."""
 
 
 class Checks:
-    """Those of a process.
+    """Pending checks of a process.
 
     Parameters
     ----------
     places
-        Checks under way at a time, per device.
+        Pending checks at a time, per device.
     keeper
         Has the budget of bytes.
     clock
@@ -127,7 +126,7 @@ class Checks:
         *,
         size: int,
     ) -> PendingCheck | str:
-        """Take a place and room for a check's copies; or return why there is none."""
+        """Reserve a place and memory for a check's copies; or return why there is none."""
         with self._lock:
             used = {each.place for each in self._taken if each.device is device}
             free = next((n for n in range(self._places) if n not in used), None)
@@ -140,28 +139,28 @@ class Checks:
             return check
 
     def grow(self, check: PendingCheck, size: int) -> str | None:
-        """Take room for more copies; or return why there is none."""
+        """Reserve memory for more copies; or return why there is none."""
         if not self._keeper.take(size):
             return TOO_LARGE if check.size + size > self._keeper.budget_bytes else NO_ROOM
         check.size += size
         return None
 
     def drop(self, check: PendingCheck) -> None:
-        """Give up a check of which nothing is queued aside."""
+        """Drop a check of which nothing is queued on the checks' stream."""
         with self._lock:
             self._remove(check)
 
     def settle(self, quiet: Quiet = nullcontext) -> int:
-        """Hand over what has come back; return how many. Called by control threads.
+        """Pass completed checks to their receivers; return how many. Called by control threads.
 
         Parameters
         ----------
         quiet
-            While it is entered no graph is captured, which asking a device would spoil; raises
-            `Refused` if one is.
+            Context in which no graph is captured, because querying a device would end the capture;
+            raises `Refused` if one is.
         """
         if not self._taken or not self._settling.acquire(blocking=False):
-            return 0  # or another runtime of this process does it
+            return 0  # nothing pending, or another runtime of this process does it
         try:
             with quiet():
                 back = [check for check in list(self._taken) if self._is_back(check)]
@@ -169,12 +168,12 @@ class Checks:
                 self._hand_over(check)
             return len(back)
         except Refused:
-            return 0  # they wait
+            return 0  # the checks wait
         finally:
             self._settling.release()
 
     def state(self) -> Mapping[str, int]:
-        """Return how many are under way and do not come back, and the bytes they hold."""
+        """Return how many are pending and stuck, and their bytes."""
         taken = list(self._taken)
         return {
             "in_flight": len(taken),
@@ -183,22 +182,22 @@ class Checks:
         }
 
     def abandon(self) -> None:
-        """Start over in a forked child: what the parent's device uses is left alone, and kept."""
+        """Start over in a forked child: memory that the parent's device uses is kept."""
         self._lock, self._settling = threading.Lock(), threading.Lock()
         self._left.append(self._taken)
         self._taken = []
 
     def _is_back(self, check: PendingCheck) -> bool:
-        """Ask the device, and read what it has brought."""
+        """Query the device, and read the result."""
         if check.end is None:
-            return False  # its thread is about to queue it
+            return False  # its thread has not queued it yet
         try:
             if not check.device.arrived(check.end):
                 self._look_at(check)
                 return False
             check.numbers = check.device.received(check.count, place=check.place)
             check.spans_ns = [check.device.elapsed_ns(*span) for span in check.spans]
-        except RuntimeError as error:  # the device is lost: nothing of it comes back
+        except RuntimeError as error:  # the device is lost: no check completes
             self._lose(check, error)
             return False
         return True
@@ -207,7 +206,7 @@ class Checks:
         try:
             if check.count:
                 check.fold.arrived(check)
-        except Exception:  # one check's result must not keep the others from theirs
+        except Exception:  # one invalid result must not block the others
             log.exception("a shadow check could not be judged")
             check.fold.lost(check, UNREADABLE)
         finally:
@@ -223,7 +222,7 @@ class Checks:
         seconds = self._clock() - check.since_s
         if seconds > STUCK_S and not check.told:
             check.told = True
-            log.error("a shadow check has not come back for %.0f s; its memory is kept", seconds)
+            log.error("a shadow check is pending for %.0f s; its memory is kept", seconds)
             check.fold.stuck(check, seconds)
 
     def _remove(self, check: PendingCheck) -> None:
@@ -234,6 +233,6 @@ class Checks:
 
 
 CHECKS = Checks()
-"""Those of this process."""
+"""Pending checks of this process."""
 
 os.register_at_fork(after_in_child=CHECKS.abandon)

@@ -1,8 +1,8 @@
-"""How often launches are checked, and what the checks may cost.
+"""Rates of checks, and the limit of their cost.
 
-Often at first, rarely later, and never not at all: a kernel may turn wrong with a driver, with a
-neighbour or with a shape. A shape bucket that comes late starts with the first rate, however old
-the order is.
+Checks are frequent at first and rare later, but never stop: a kernel may become wrong with a
+driver, a neighbour or a shape. A shape bucket that occurs late starts with the first rate, whatever
+the age of the order.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ BURST_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """One launch in so many, by age."""
+    """One check in a number of launches, by age."""
 
     first: int
-    """At first."""
+    """Initial number."""
     later: tuple[tuple[float, int], ...] = ()
-    """(from this age in seconds, one launch in so many), rising ages."""
+    """(age in seconds, one check in this many launches from then on), rising ages."""
 
     def every(self, age_s: float) -> int:
         """Return the rate at an age.
@@ -42,12 +42,12 @@ class Rates:
 
 
 class Cost:
-    """Time that checks have taken, held to a share of all time.
+    """Time that checks have taken, limited to a share of all time.
 
     Parameters
     ----------
     share
-        Most time of checks over time passed; 1 holds nothing back.
+        Maximum time of checks as a share of elapsed time; 1 is no limit.
     clock
         Monotonic seconds.
     """
@@ -61,15 +61,13 @@ class Cost:
         self._spent_s = 0.0
         self._lock = threading.Lock()
         self.throttled = 0
-        """Checks that were left out for their cost."""
+        """Checks that were skipped for their cost."""
 
     @property
     def spent_s(self) -> float:
-        """Time that checks took, seconds."""
         return self._spent_s
 
     def spend(self, seconds: float) -> None:
-        """Count what a check took."""
         with self._lock:
             self._spent_s += seconds
 

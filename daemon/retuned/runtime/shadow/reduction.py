@@ -1,8 +1,8 @@
-"""A comparison as a handful of numbers, reduced where the outputs lie and read back later.
+"""Reduction of a comparison to a few numbers, computed on the device and read later.
 
-`measure` only queues work: it never asks the device for a number, so that nobody waits for it. What
-arrives later is judged by `judged`, by the rule of `comparing`. Outputs are taken in parts, so that
-what is needed beside them stays small however large they are.
+`measure` only queues work and never reads a number from the device, so that no thread waits.
+`judged` judges the numbers later, by the rule of `comparison`. Outputs are processed in parts, so
+that the temporary memory is small for outputs of any size.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from retuned.runtime.shadow.comparison import (
 NUMBERS = 8
 """Numbers of one output, float64."""
 PART = 1 << 22
-"""Elements that are compared at a time."""
+"""Elements compared at a time."""
 _FORBIDDEN = "the server's output and the other kernel's differ in number, shape or element type: "
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was reduced of one output."""
+    """Reduced numbers of one output."""
 
     odd: int
     """Elements where NaN or Inf do not agree."""
@@ -43,9 +43,9 @@ class Measured:
     largest: float
     """Largest absolute difference."""
     beyond: float
-    """The same after what rounding to neighbours allows is taken off; at least 0."""
+    """The same after subtracting what rounding to neighbours allows; at least 0."""
     mismatched: int
-    """Elements over what is allowed."""
+    """Elements over the allowed difference."""
     unequal: int
     """Elements that are not the same number."""
 
@@ -55,13 +55,13 @@ class Judged:
     """One check of all outputs."""
 
     comparison: Comparison
-    """As `compare_tensors` would have said."""
+    """Same result as `compare_tensors`."""
     mismatched: int
-    """Elements over what is allowed, NaN and Inf that do not agree among them."""
+    """Elements over the allowed difference, including NaN and Inf that do not agree."""
 
 
 def check_alike(served: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    """Make sure that outputs can be compared; asks no device.
+    """Verify that outputs can be compared, without using a device.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def _measure_floats(
     form = form_of(torch, ours)
     wide = torch.float64 if ours.dtype == torch.float64 else torch.float32
     parts = list(zip(ours.split(PART), theirs.split(PART), strict=True))
-    for mine, other in parts:  # once for the rms, which says what the second time is allowed
+    for mine, other in parts:  # first pass for the rms, which the second pass needs
         a, b = mine.to(wide), other.to(wide)
         finite = b.isfinite()
         agree = torch.where(b.isnan(), a.isnan(), a == b) | finite
@@ -151,7 +151,7 @@ def _measure_integers(torch: Any, ours: Tensor, theirs: Tensor, numbers: Tensor)
 def judged(
     forms: Sequence[tuple[ElementFormat, int]], numbers: Sequence[float], tolerance: float
 ) -> Judged:
-    """Judge what has arrived, by the rule of `comparing.compare_tensors`.
+    """Judge received numbers, by the rule of `comparison.compare_tensors`.
 
     Parameters
     ----------
@@ -160,12 +160,12 @@ def judged(
     numbers
         `NUMBERS` for each, in the same order.
     tolerance
-        As it was measured with.
+        The tolerance of the measurement.
 
     Raises
     ------
     ValueError
-        If there are not as many numbers, or one is none that can have been measured.
+        If the count of numbers is wrong, or a number cannot have been measured.
     """
     if len(numbers) != NUMBERS * len(forms):
         raise ValueError(f"{len(numbers)} numbers for {len(forms)} outputs")
@@ -199,7 +199,7 @@ def _compared(form: ElementFormat, size: int, one: Measured, tolerance: float) -
 def _read(numbers: Sequence[float]) -> Measured:
     odd, finite, reference, difference, largest, beyond, mismatched, unequal = numbers
     if any(number != number or number < 0 for number in numbers):
-        raise ValueError(f"no numbers of a comparison: {list(numbers)}")
+        raise ValueError(f"invalid numbers of a comparison: {list(numbers)}")
     return Measured(
         odd=int(odd),
         finite=int(finite),

@@ -1,11 +1,9 @@
-"""Shadow checks: on sampled launches the incumbent also runs, and the two outputs are compared.
+"""Sampler of shadow checks: which launches also run the incumbent for a comparison of outputs.
 
-Which launches: in every block of `every` swapped launches of a shape bucket exactly one, at a
-random place in the block. The rate is exact, no bucket is left out, and neither a model's layer
-count nor a kernel that counts can fall into step with the checks. The first launch of a bucket is
-always checked.
-
-How two outputs are compared is in `comparing`.
+In every block of `every` swapped launches of a shape bucket exactly one is checked, at a random
+position in the block. The rate is exact, no bucket is left out, and neither a model's layer count
+nor a kernel that counts launches can synchronise with the checks. The first launch of a bucket is
+always checked. `comparison` compares the outputs.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ __all__ = [
 ]
 
 TRIP_RATIO = 4.0
-"""From here the runtime goes back by itself, without waiting for the daemon."""
+"""From this ratio the runtime trips an order without waiting for the daemon."""
 _EWMA_WEIGHT = 0.05
 
 
@@ -56,23 +54,23 @@ class Stratum:
     held: int = 0
     """Launches that a canary's fraction left to the original."""
     check_at: int = 0
-    """The launch after so many is the next to be checked."""
+    """The launch after this many is the next to be checked."""
     block_end: int = 1
-    """First launch of the next block; the first launch is a block of its own."""
+    """First launch of the next block; the first launch is a block by itself."""
     since_s: float = 0.0
-    """When the bucket was first seen, monotonic seconds."""
+    """First launch of the bucket, monotonic seconds."""
     checks: int = 0
     """Launches compared."""
     step_checks: int = 0
-    """Of those, since the live fraction was last changed."""
+    """Of those, since the last change of the fraction."""
     decay: Cusum = field(default_factory=lambda: Cusum(DECAY))
-    """Course of the log rms ratio."""
+    """Sequence of the log rms ratio."""
     pace: Cusum = field(default_factory=lambda: Cusum(PACE))
-    """Course of "clearly slower than the incumbent"."""
+    """Sequence of "clearly slower than the incumbent"."""
 
 
 def bucket(key: Key) -> Key:
-    """Shape bucket of a key: lengths within a factor of two share one."""
+    """Return the shape bucket of a key: lengths within a factor of two share one."""
     return tuple(length.bit_length() for length in key)
 
 
@@ -82,9 +80,9 @@ class Sampler:
     Parameters
     ----------
     rates
-        One launch in so many, per bucket; by the bucket's age where there are several.
+        One check in this many launches, per bucket; by the bucket's age if there are several.
     random_source
-        Unpredictable to a kernel by default; a seeded one in tests.
+        Unpredictable for a kernel by default; a seeded one in tests.
     clock
         Monotonic seconds.
     """
@@ -110,11 +108,11 @@ class Sampler:
         return known
 
     def strata(self) -> dict[Key, Stratum]:
-        """Return the buckets seen so far."""
+        """Return the buckets that have occurred."""
         return self._strata.copy()
 
     def advance(self, stratum: Stratum) -> None:
-        """Choose the next launch to check, one in the block after the present one."""
+        """Choose the next launch to check, one in the block after the current one."""
         every = self._rates.every(self._clock() - stratum.since_s)
         while True:
             stratum.check_at = stratum.block_end + self._random.randrange(every)
@@ -129,7 +127,7 @@ class Sampler:
 
 @dataclass(slots=True)
 class Stats:
-    """What happened under one order; totals."""
+    """Totals of one order."""
 
     checks: int = 0
     """Launches compared."""
@@ -138,7 +136,6 @@ class Stats:
     nonfinite: int = 0
     """Checks where NaN or Inf did not agree."""
     worst_ratio: float = 0.0
-    """Largest ratio."""
     mean_ratio: float = 0.0
     """Exponentially weighted mean of the ratio over about the last 20 checks."""
     errors: int = 0
@@ -146,14 +143,14 @@ class Stats:
     ineligible: dict[str, int] = field(default_factory=dict)
     """Launches within the guard that the variant could not take, by reason."""
     mismatched: int = 0
-    """Elements over the allowed difference, of checks made aside."""
+    """Elements over the allowed difference, of asynchronous checks."""
     dropped: dict[str, int] = field(default_factory=dict)
     """Checks that were due and not made, or have no result, by reason."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Held to write; checks and errors are rare."""
 
     def check(self, comparison: Comparison) -> None:
-        """Fold one check in."""
+        """Add one check."""
         with self.lock:
             self.checks += 1
             if comparison.nonfinite:
@@ -177,6 +174,6 @@ class Stats:
             self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
     def skip(self, reason: str) -> None:
-        """Count a launch the variant could not take."""
+        """Count a launch that the variant could not take."""
         with self.lock:
             self.ineligible[reason] = self.ineligible.get(reason, 0) + 1

@@ -1,9 +1,10 @@
-"""Before a variant may serve: run it beside the original, on this server's shapes and weights.
+"""Self-check before a variant may serve: it runs beside the original, on this server's shapes.
 
-The lab has proved the variant elsewhere. This proves that what was delivered is that variant and
-that it works on this machine: outputs agree, everything is written, nothing before or after the
-outputs is, and the inputs stay as they were. Activations are synthetic, and as the definition says
-where their numbers mean something; weights are the server's where launches have shown them.
+The lab has validated the variant elsewhere. The self-check verifies that the delivered artifact is
+that variant and works on this machine: outputs agree, every element is written, nothing before or
+after the outputs is, and the inputs are unchanged. Activations are synthetic, and follow the rules
+of the definition where their numbers have a meaning. Weights are the server's if launches have used
+them.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ from retuned.runtime.schema import Key, Refused, Spec, Tensor, TensorSpec, Value
 from retuned.runtime.shadow.sampler import Compare, as_outputs, fingerprint
 
 MAX_SHAPES = 6
-"""Shapes checked at most, the most frequent first."""
+"""Maximum number of checked shapes, the most frequent first."""
 MAX_CHECK_BYTES = 256 << 20
-"""Activations and outputs of a checked shape; of larger ones the pool they read from is made
-smaller, and what is too large even so is left to the shadow checks."""
+"""Maximum bytes of activations and outputs of a checked shape.
+
+For larger shapes the pool they read from is made smaller. Shapes that are still too large are only
+covered by the shadow checks.
+"""
 _PAD = 64
 """Elements before and after an output; a multiple keeps every alignment."""
 _FREE_LENGTHS = (1, 33)
-"""Lengths tried on an axis that no guard bounds and no launch has shown."""
+"""Lengths tried on an axis without a bound and without observed launches."""
 
 Bounds = tuple[tuple[int, int, int], ...]
 
@@ -44,11 +48,11 @@ def self_check(
     Raises
     ------
     Refused
-        ``self-check-failed`` with what differed, or ``self-check-no-shape`` if the guard leaves
-        nothing that can be tried here.
+        ``self-check-failed`` with what differed, or ``self-check-no-shape`` if the guard leaves no
+        shape that can be tried here.
     """
     torch = loaded_torch()
-    generator = torch.Generator().manual_seed(0x5EED)  # the server's own generator stays untouched
+    generator = torch.Generator().manual_seed(0x5EED)  # the server's own generator is not used
     constants = slot.constants()
     checked = 0
     for number, key in enumerate(_shapes(slot, bounds)):
@@ -68,7 +72,7 @@ def self_check(
     if checked == 0:
         raise Refused(
             "self-check-no-shape",
-            detail="no launch within the guard was seen and its corners cannot be tried; "
+            detail="no launch within the guard was observed and its corners cannot be tried; "
             "order again when there is traffic",
         )
     return checked
@@ -91,10 +95,10 @@ def _check_one(
     before = fingerprint(inputs)
     try:
         output = variant.launcher_into(key, fenced.allocate)(inputs)
-    except Exception as error:  # a stranger's kernel: whatever it raises is its failure
+    except Exception as error:  # untrusted kernel: any exception is its failure
         raise _failed(key, f"it raised {error!r:.200}") from error
     if isinstance(output, Ineligible):
-        raise _failed(key, f"it does not take the server's tensors: {output.reason}")
+        raise _failed(key, f"it does not accept the server's tensors: {output.reason}")
     if fingerprint(inputs) != before:
         raise _failed(key, "it changed its inputs")
     if not fenced.intact():
@@ -117,7 +121,7 @@ _SIZES = {
 
 
 class _Fenced:
-    """Allocates outputs between fences and knows whether a fence was written to."""
+    """Allocates outputs between fences and detects writes to a fence."""
 
     def __init__(self, torch: Any, device: Any) -> None:  # noqa: ANN401 - module, torch.device
         self._torch = torch
@@ -136,7 +140,7 @@ class _Fenced:
         return inner
 
     def intact(self) -> bool:
-        """Whether every fence still holds zeros, bit by bit."""
+        """Whether every fence still contains zeros, bit by bit."""
         for flat, count in self._flat:
             for fence in (flat[:_PAD], flat[_PAD + count :]):
                 if fence.contiguous().view(self._torch.uint8).any():
@@ -145,7 +149,7 @@ class _Fenced:
 
 
 def _shapes(slot: Slot, bounds: Bounds) -> Iterator[Key]:
-    """Shapes that launches have shown, within the guard, most frequent first; else its corners."""
+    """Yield shapes of observed launches within the guard, most frequent first; else its corners."""
     counts = slot.launches()
     seen = [key for key in sorted(counts, key=lambda k: -counts[k]) if allows(bounds, key)]
     fitting = [key for key in seen if 0 not in key and _bytes(slot.spec, key) <= MAX_CHECK_BYTES]
@@ -165,9 +169,9 @@ def _shapes(slot: Slot, bounds: Bounds) -> Iterator[Key]:
 def _shrunk(spec: Spec, key: Key) -> Key | None:
     """Return a key with a smaller pool to read from, such as a cache of pages; None without one.
 
-    A cache takes most of a device, and there is no room for another. What a launch computes does
-    not grow with an axis that no output has: half of it, and half of that, until it fits. The guard
-    is about what was timed; a variant that cannot do with a smaller pool is refused.
+    A cache fills most of a device, so there is no memory for another. The computation of a launch
+    does not grow with an axis that no output has; that axis is halved until the shape fits. The
+    guard is for timed shapes; a variant that cannot run with a smaller pool is refused.
     """
     given = {axis for output in spec.outputs for axis in output.shape}
     free = [i for i, axis in enumerate(spec.variable_axes) if axis not in given]
@@ -181,9 +185,9 @@ def _shrunk(spec: Spec, key: Key) -> Key | None:
 
 
 def _corners(bounds: Bounds, axes: int) -> Iterator[Key]:
-    """All lowest and all highest lengths together: relations such as T <= S hold there.
+    """Yield all lowest and all highest lengths together: relations such as T <= S are true there.
 
-    Several axes of which one is not bounded may be related in ways nobody can guess; then nothing.
+    Several axes, one of them without a bound, may have unknown relations; then nothing is yielded.
     """
     limits = {axis: (low, high) for axis, low, high in bounds}
     if axes == 0:
@@ -197,9 +201,9 @@ def _corners(bounds: Bounds, axes: int) -> Iterator[Key]:
 
 
 def _rules(mine: Spec, theirs: Spec) -> tuple[ValueRule | None, ...]:
-    """Return how each input is made up: as the server's definition says, else the artifact's.
+    """Return how each input is generated: by the server's definition, else by the artifact's.
 
-    A server of an older version knows no rules; they are no part of what is launched.
+    A server of an older version has no rules; they are not part of what is launched.
     """
     pairs = zip(mine.inputs, theirs.inputs, strict=True)
     return tuple(own.values or delivered.values for own, delivered in pairs)
@@ -239,7 +243,7 @@ def _synthetic(torch: Any, spec: TensorSpec, shape: tuple[int, ...], *, generato
         return torch.randint(-127, 128, shape, generator=generator, dtype=dtype)
     raise Refused(
         "self-check-no-shape",
-        detail=f"'{spec.name}' holds numbers with a meaning ({spec.dtype}); none can be made up",
+        detail=f"'{spec.name}' has numbers with a meaning ({spec.dtype}) but no rule for them",
     )
 
 

@@ -1,8 +1,8 @@
-"""How the arguments of somebody's operator are the tensors of a definition.
+"""Binding of an operator's arguments to the tensors of a definition.
 
-Declared, not programmed: which argument is which input, which are written, what a number must be
-equal to. A launch of other kinds than declared stays with the original. Pure: lengths in, lengths
-or a reason out.
+It is declared, not programmed: which argument is which input, which arguments are written, what
+value a number must have. A launch that differs from the declaration runs the original. Pure
+functions: lengths in, lengths or a reason out.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any
 from retuned.runtime.schema import Refused
 
 FORMS: Mapping[str, str] = {"float32": "", "bfloat16": "_bf16", "float16": "_fp16"}
-"""Element types of the form that a definition's name shows, and how it does."""
+"""Element types of a definition's form, with the suffix of its name."""
 
 
 class View(StrEnum):
-    """How the lengths of an argument are those of a tensor of the definition."""
+    """How the lengths of an argument map to those of a tensor of the definition."""
 
     EXACT = "exact"
-    """One by one."""
+    """One to one."""
     ROWS = "rows"
-    """All dimensions but the last are one: rows."""
+    """All dimensions but the last are merged: rows."""
     HEADS = "heads"
-    """Two dimensions; the second is heads next to each other."""
+    """Two dimensions; the second contains adjacent heads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class InputBinding:
     shape: tuple[str, ...]
     """Axis names, outermost first."""
     view: View = View.EXACT
-    """How the argument shows them."""
+    """How the lengths of the argument map to them."""
     dtype: str = ""
     """Element type; empty is that of the form."""
     constant: bool = False
@@ -55,11 +55,11 @@ class OutputBinding:
     name: str
     """In the definition."""
     argument: str = ""
-    """Argument of the operator that is written; empty where the operator returns a new tensor."""
+    """Argument of the operator that is written; empty if the operator returns a new tensor."""
     shape: tuple[str, ...]
     """Axis names, outermost first."""
     view: View = View.EXACT
-    """How the argument shows them."""
+    """How the lengths of the argument map to them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class Binding:
     operator: str
     """Name in the dispatcher, such as ``_C::rms_norm``."""
     schema: str
-    """Schema that it must have, to the letter."""
+    """Schema that it must have, exactly."""
     op_type: str
     """Operator of the definitions."""
     template: str
@@ -77,15 +77,15 @@ class Binding:
     axes: tuple[str, ...]
     """Axes in the definition's order."""
     variable: tuple[str, ...]
-    """Those whose length a launch names."""
+    """Axes whose length each launch sets."""
     inputs: tuple[InputBinding, ...]
     """In the definition's order."""
     outputs: tuple[OutputBinding, ...]
     """In the definition's order."""
     sized: tuple[tuple[str, str], ...] = ()
-    """(axis, argument) where a number says a length."""
+    """(axis, argument) where a number is a length."""
     equal: tuple[tuple[str, object], ...] = ()
-    """(argument, value) that the definition holds for; any other launch is not one of it."""
+    """(argument, value) that the definition requires."""
 
     @property
     def in_place(self) -> frozenset[str]:
@@ -95,7 +95,7 @@ class Binding:
         )
 
     def definition(self, lengths: Mapping[str, int], *, dtype: str) -> dict[str, Any]:
-        """Return the definition of these lengths as JSON data, without what it computes."""
+        """Return the definition of these lengths as JSON data, without its computation."""
         constants = {axis: lengths[axis] for axis in self.axes if axis not in self.variable}
         return {
             "name": self.template.format(form=FORMS[dtype], **constants),
@@ -134,7 +134,7 @@ class Binding:
         Raises
         ------
         Refused
-            ``value-differs`` or ``shape-differs``: the launch is none of the definition.
+            ``value-differs`` or ``shape-differs``: the launch does not match the definition.
         """
         for argument, value in self.equal:
             if values.get(argument) != value:
@@ -152,11 +152,14 @@ class Binding:
                 _learn(found, tensor, shapes)
         missing = [axis for axis in self.axes if axis not in found]
         if missing:
-            raise Refused("shape-differs", detail=f"no argument shows the length of {missing}")
+            raise Refused("shape-differs", detail=f"no argument has the length of {missing}")
         return found
 
     def shown(self) -> tuple[str, ...]:
-        """Arguments whose lengths tell launches apart: together they show every axis they can."""
+        """Return the arguments whose lengths distinguish launches.
+
+        Together they have every axis.
+        """
         known = {axis for axis, _ in self.sized}
         wanted = []
         for each in self.inputs:
@@ -169,7 +172,7 @@ class Binding:
 def _learn(
     found: dict[str, int], tensor: InputBinding | OutputBinding, shapes: Mapping[str, Sequence[int]]
 ) -> None:
-    """Add the lengths that a tensor shows; those known already must be the same."""
+    """Add the lengths of a tensor; lengths known already must be equal."""
     shape = shapes.get(tensor.argument)
     if shape is None:
         raise Refused("shape-differs", detail=f"{tensor.argument} is not a tensor")
@@ -182,7 +185,7 @@ def _learn(
 def seen(
     tensor: InputBinding | OutputBinding, shape: Sequence[int], lengths: Mapping[str, int]
 ) -> tuple[int, ...]:
-    """Return the lengths of a tensor of the definition, given those of its argument.
+    """Return the lengths of a tensor of the definition, from those of its argument.
 
     Raises
     ------

@@ -1,7 +1,8 @@
-"""One launch of somebody's operator under way, and the slot that it goes through.
+"""Frame of one running launch of an operator, and the slot that it goes through.
 
-A frame knows what came, which of the operator's outputs may still be written to, and whether the
-original has run on what came: it does so at most once, and never over what a variant has written.
+A frame stores the arguments, which of the operator's outputs may still be written to, and whether
+the original has run on the arguments. The original runs on them at most once, and never over
+outputs that a variant has written.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from retuned.runtime.schema import Spec, Tensor
 from retuned.runtime.shadow.sampler import as_outputs
 
 Keyset = Any
-"""A `torch.DispatchKeySet`: which keys a launch still has before it."""
+"""A `torch.DispatchKeySet`: the keys that a launch still has to pass."""
 Call = Callable[[Keyset, Sequence[Any]], Any]
-"""(keyset, every argument) -> what the operator returns."""
+"""(keyset, every argument) -> result of the operator."""
 Target = tuple[int, tuple[int, ...]]
-"""Position of an argument, and the lengths that it is to have."""
+"""Position of an argument, and its required lengths."""
 
 
 class OperatorSlot(Slot):
@@ -49,9 +50,10 @@ class OperatorSlot(Slot):
         self.in_place = in_place
 
     def note_captures(self, recorder: Recorder | None) -> None:
-        """Note launches in graphs, but not of operands that are read and written.
+        """Record launches in graphs, except for operands that are read and written.
 
-        A node has the addresses of its capture: a variant there would write where it still reads.
+        A node has the addresses of its capture, so a variant in it would write where it still
+        reads.
         """
         if not self.in_place:
             super().note_captures(recorder)
@@ -64,19 +66,22 @@ class Plan:
     inputs: tuple[Target, ...]
     """In the definition's order."""
     outputs: tuple[Target | None, ...]
-    """In the definition's order; None for what the operator returns."""
+    """In the definition's order; None for results that the operator returns."""
     input_bytes: tuple[int, ...]
-    """Of each input that lies without gaps."""
+    """Of each input that has no gaps."""
     output_bytes: tuple[int, ...]
-    """Of each output; 0 for what the operator returns."""
+    """Of each output; 0 for results that the operator returns."""
 
     def given(self, args: Sequence[Any]) -> list[Tensor]:
-        """Return the inputs of the definition; raises RuntimeError where memory does not allow."""
+        """Return the inputs of the definition.
+
+        Raises RuntimeError if the memory layout does not allow it.
+        """
         return [viewed(args[place], shape) for place, shape in self.inputs]
 
 
 class Frame:
-    """One launch under way."""
+    """One running launch."""
 
     __slots__ = (
         *("args", "done", "failure", "inputs", "keyset", "outputs", "raw"),
@@ -94,13 +99,16 @@ class Frame:
             None if target is None else viewed(args[target[0]], target[1])
             for target in plan.outputs
         ]
-        """The operator's own, as the definition has them; None for what it returns."""
+        """The operator's own outputs, as the definition has them.
+
+        None for results that it returns.
+        """
         self.raw: Any = None
-        """What the operator returned, once it has run on what came."""
+        """Result of the operator, once it has run on the arguments."""
         self.done = False
-        """Whether it has."""
+        """Whether it has run."""
         self.failure: BaseException | None = None
-        """What it raised."""
+        """Exception that it raised."""
         self._free = [
             (own, size)
             for own, size, both in zip(self.outputs, plan.output_bytes, in_place, strict=True)
@@ -109,11 +117,11 @@ class Frame:
         self._untouched = True
 
     def takes(self, inputs: Sequence[Tensor]) -> bool:
-        """Whether the original, called with these, is to run on what came: once, and first."""
+        """Whether the original, called with these, must run on the arguments: once, and first."""
         return self._untouched and all(a is b for a, b in zip(inputs, self.inputs, strict=False))
 
     def serve(self, call: Call) -> None:
-        """Run the original on what came."""
+        """Run the original on the arguments."""
         self._untouched = False
         self._free.clear()
         try:
@@ -124,11 +132,11 @@ class Frame:
         self.done = True
 
     def give(self, shape: tuple[int, ...], dtype: Any) -> Tensor | None:  # noqa: ANN401 - torch.dtype
-        """Return an output that a variant may write to; None if there is none for this.
+        """Return an output that a variant may write to; None if there is none for this shape.
 
-        Whoever asks has looked at the inputs: they lie without gaps.
+        The caller has checked that the inputs have no gaps.
         """
-        self._untouched = False  # from now on the original runs aside: this may be compared
+        self._untouched = False  # from now on the original runs on copies: this may be compared
         for place, (tensor, size) in enumerate(self._free):
             if tensor.shape == shape and tensor.dtype is dtype:
                 del self._free[place]
@@ -136,7 +144,7 @@ class Frame:
         return None
 
     def _is_alone(self, own: Tensor, size: int) -> bool:
-        """Whether an output lies without gaps, and on no memory of an input or another output."""
+        """Whether an output has no gaps and shares no memory with an input or another output."""
         if not own.is_contiguous():
             return False
         low = own.data_ptr()
@@ -152,13 +160,13 @@ class Frame:
                     return False
         return True
 
-    def ready(self, result: Any) -> tuple[Tensor, ...] | None:  # noqa: ANN401 - what a slot returned
-        """Return the outputs to be handed over; None where the original has done that.
+    def ready(self, result: Any) -> tuple[Tensor, ...] | None:  # noqa: ANN401 - of a slot
+        """Return the outputs to be delivered; None if the original has delivered them.
 
         Raises
         ------
         ValueError
-            If they are not what the operator would have given.
+            If they are not what the operator would have returned.
         """
         if self.done:
             return None
@@ -173,7 +181,7 @@ class Frame:
 
 
 def deliver(torch: Any, frame: Frame, outputs: Sequence[Tensor]) -> None:  # noqa: ANN401 - module
-    """Copy what does not lie where the operator's caller looks for it."""
+    """Copy outputs that are not yet in the memory of the operator's caller."""
     for value, own in zip(outputs, frame.outputs, strict=True):
         if own is None or value is own:
             continue
@@ -185,12 +193,15 @@ def deliver(torch: Any, frame: Frame, outputs: Sequence[Tensor]) -> None:  # noq
 
 
 def viewed(value: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return a tensor with other lengths; raises RuntimeError where its memory does not allow."""
+    """Return a tensor with other lengths.
+
+    Raises RuntimeError if its memory layout does not allow it.
+    """
     return value if value.shape == shape else value.view(shape)
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor may be written to here as it is, poisoned first if need be."""
+    """Whether a tensor may be written to directly, and poisoned before."""
     torch = loaded_torch()
     if tensor.is_inference():
         return bool(torch.is_inference_mode_enabled())

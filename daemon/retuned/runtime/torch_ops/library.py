@@ -1,7 +1,8 @@
-"""Slots as PyTorch operators, one `torch.library.Library` per family, so that removing it is clean.
+"""Library of slots as PyTorch operators: one `torch.library.Library` per family, for clean removal.
 
-``Library.impl`` with a Python body costs about 1 us a call; ``torch.library.custom_op`` four times
-that. The operator is opaque to ``torch.compile``: graphs compiled before a swap run the new kernel.
+``Library.impl`` with a Python body costs about 1 us a call; ``torch.library.custom_op`` costs four
+times that. The operator is opaque to ``torch.compile``: graphs compiled before a swap run the new
+kernel.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _DEVICES = ("CPU", "CUDA")
 
 
 class _Family:
-    """Slots of one operator; the constant axes tell them apart."""
+    """Slots of one operator, distinguished by the constant axes."""
 
     def __init__(self, first: Spec) -> None:
         self._spec = first
@@ -54,7 +55,7 @@ class _Family:
             index = whole
 
             def dispatch_whole(*inputs: Tensor) -> Any:  # noqa: ANN401 - output or tuple of them
-                sizes = inputs[index].shape  # one read where one input shows all the lengths
+                sizes = inputs[index].shape  # one read if one input has all the lengths
                 slot = slots.get(sizes)
                 return slot.call(*inputs) if slot is not None else self._stray(sizes)(*inputs)
 
@@ -113,7 +114,7 @@ class TorchOps:
         Raises
         ------
         ValueError
-            If there is no slot: the only mistake that cannot be served anyway.
+            If there is no slot: the only mistake that has no fallback.
         """
         if not slots:
             raise ValueError(f"{op_type} needs at least one slot")
@@ -125,7 +126,7 @@ class TorchOps:
             try:
                 family.add(slot)
             except Refused as error:
-                log.error("%s stays out of %s: %s", slot.spec.name, name, error)
+                log.error("%s is not added to %s: %s", slot.spec.name, name, error)
         return self._operator(name, family)
 
     def close(self) -> None:
@@ -144,7 +145,7 @@ class TorchOps:
                 self._libraries[name] = _define(torch, name, family)
             operator: Callable[..., Any] = getattr(getattr(torch.ops, NAMESPACE), name).default
         except (RuntimeError, AttributeError) as error:
-            log.error("no operator %s::%s, a function stands in: %s", NAMESPACE, name, error)
+            log.error("no operator %s::%s, a function replaces it: %s", NAMESPACE, name, error)
             return family.implementation()
         return operator
 
@@ -163,7 +164,7 @@ def _define(torch: Any, name: str, family: _Family) -> Any:  # noqa: ANN401 - mo
 
 
 def _places(spec: Spec) -> list[tuple[int, int]]:
-    """Where to read the constant lengths: all of one input's shape if it shows them all."""
+    """Return where to read the constant lengths: one input's whole shape if it has them all."""
     constant = {axis for axis in spec.constant_axes if spec.locate(axis) is not None}
     for index, tensor in enumerate(spec.inputs):
         if constant and set(tensor.shape) == constant:

@@ -1,15 +1,15 @@
-"""An operator of PyTorch's dispatcher, taken over: one library per operator and key.
+"""Override of an operator in PyTorch's dispatcher: one library per operator and key.
 
-The kernel that was there is held and called for everything that is not changed; removing the
-library is the way back, whatever has been compiled in between, because operators that are not
-PyTorch's own stay opaque to its compiler. Where it cannot be said for sure what an override would
-change, the operator is left alone, with a reason.
+The previous kernel is kept and called for everything that is not changed. Removing the library
+restores it, whatever was compiled in between, because PyTorch's compiler treats operators other
+than its own as opaque. If the effect of an override is not certain, the operator is refused with a
+reason code.
 
-Registering is not made for traffic: PyTorch changes its table of kernels without a lock that
-launches take. So operators are taken over when a server starts and given back when it ends; a swap
-and its way back change a slot's table and never come here.
+Registering is not safe under traffic: PyTorch changes its table of kernels without a lock that
+launches take. So operators are overridden when a server starts and restored when it ends. A swap
+and its rollback only change a slot's table.
 
-Where somebody's operator has what: its arguments as tensors of a definition, and back.
+`Arguments` maps an operator's arguments to tensors of a definition, and back.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from retuned.runtime.torch_ops.frames import Call, Frame, Keyset, Plan, Target
 log = logging.getLogger(__name__)
 
 KEYS = ("CPU", "CUDA")
-"""Keys that can be taken over; AMD's devices have CUDA's."""
+"""Keys that can be overridden; AMD's devices use CUDA's."""
 BUILT_IN = frozenset(("aten", "prim", "prims", "quantized"))
 """Namespaces whose operators the compiler may replace by generated code."""
 
 Body = Callable[..., Any]
-"""(keyset, arguments as the schema has them) -> what the operator returns."""
+"""(keyset, arguments in the schema's order) -> result of the operator."""
 
 _LINE = re.compile(r"(\w+)(\[alias\])?( \(inactive\))?: (.*)")
 _MISSING = (AttributeError, RuntimeError, TypeError, ValueError)
-"""What asking a PyTorch for something that it does not have raises."""
+"""Exceptions of a PyTorch that does not have the requested part."""
 
 
 def find(name: str) -> Any:  # noqa: ANN401 - torch._ops.OpOverload
@@ -62,19 +62,19 @@ def find(name: str) -> Any:  # noqa: ANN401 - torch._ops.OpOverload
 
 
 def same_schema(operator: Any, schema: str) -> bool:  # noqa: ANN401 - torch._ops.OpOverload
-    """Whether an operator has exactly this schema, names and defaults included."""
+    """Whether an operator has exactly this schema, including names and defaults."""
     torch = loaded_torch()
     try:
         return str(torch._C.parse_schema(schema)) == str(operator._schema)
-    except _MISSING as error:  # no parser here: the text itself must be the same
+    except _MISSING as error:  # no parser: the text itself must be the same
         log.debug("cannot parse %s: %s", schema, error)
         return schema == str(operator._schema)
 
 
 def registrations(dump: str) -> dict[str, list[str]]:
-    """Read who has registered kernels, the active one first: key -> where and how.
+    """Parse the registered kernels, the active one first: key -> file and registration.
 
-    Keys that stand for several, such as ``Autograd``, are told by their own name.
+    Keys that combine several, such as ``Autograd``, appear under their own name.
     """
     found: dict[str, list[str]] = {}
     for line in dump.splitlines():
@@ -85,12 +85,12 @@ def registrations(dump: str) -> dict[str, list[str]]:
 
 
 def check(operator: Any, key: str) -> int:  # noqa: ANN401 - torch._ops.OpOverload
-    """Make sure that an override of an operator changes what it says and nothing else.
+    """Verify that an override of an operator changes only the intended calls.
 
     Returns
     -------
     int
-        Kernels registered for the key: one, or none where one for every device stands in.
+        Kernels registered for the key: one, or none if a kernel for every device serves it.
 
     Raises
     ------
@@ -110,7 +110,7 @@ def check(operator: Any, key: str) -> int:  # noqa: ANN401 - torch._ops.OpOverlo
         known = registrations(torch._C._dispatch_dump(operator._name))
     except _MISSING as error:
         raise Refused(
-            "ownership-unknown", detail=f"who has registered {name} cannot be found out: {error}"
+            "ownership-unknown", detail=f"the registration of {name} cannot be read: {error}"
         ) from error
     if "CompositeImplicitAutograd" in known:
         raise Refused(
@@ -120,25 +120,25 @@ def check(operator: Any, key: str) -> int:  # noqa: ANN401 - torch._ops.OpOverlo
     ours = known.get(key, [])
     called = ours or known.get("CompositeExplicitAutograd", [])
     if not called or "fallthrough" in called[0]:
-        raise Refused("key-missing", detail=f"{name} has no kernel of its own for {key}")
+        raise Refused("key-missing", detail=f"{name} has no separate kernel for {key}")
     if len(ours) > 1 or _has_python_kernel(torch, operator, key):
-        raise Refused("overridden", detail=f"somebody has overridden {name}: {ours[0]:.200}")
+        raise Refused("overridden", detail=f"{name} is overridden already: {ours[0]:.200}")
     if name.partition("::")[0] in BUILT_IN and "torch._inductor.compile_fx" in sys.modules:
         raise Refused(
             "inductor-inlines",
-            detail=f"Inductor calls kernels of its own in place of {name}; code that it has "
-            "compiled would go on without the override",
+            detail=f"Inductor replaces {name} by generated kernels; code that it has compiled "
+            "would not use the override",
         )
     if _has_formula(operator, known):
         raise Refused(
             "autograd-formula",
-            detail=f"{name} has a formula for gradients, made for the kernel that is there",
+            detail=f"{name} has a formula for gradients that belongs to its own kernel",
         )
     return len(ours)
 
 
 def _has_python_kernel(torch: Any, operator: Any, key: str) -> bool:  # noqa: ANN401
-    """Whether calls from Python go to a kernel that the dispatcher does not know."""
+    """Whether calls from Python reach a kernel that is not in the dispatcher."""
     return getattr(torch._C.DispatchKey, key) in getattr(operator, "py_kernels", {})
 
 
@@ -150,14 +150,14 @@ def _has_formula(operator: Any, known: dict[str, list[str]]) -> bool:  # noqa: A
     ]
     if not formulas:
         return False
-    # torch.library.custom_op registers for Autograd always, also where nobody gave a formula
+    # torch.library.custom_op always registers for Autograd, also without a formula
     defined = getattr(sys.modules.get("torch._library.custom_ops"), "OPDEFS", {})
     definition = defined.get(operator._schema.name)
     return definition is None or getattr(definition, "_backward_fn", 0) is not None
 
 
 class Override:
-    """One operator at one key, taken over until `destroy`.
+    """One operator at one key, overridden until `destroy`.
 
     Parameters
     ----------
@@ -166,8 +166,8 @@ class Override:
     key
         One of `KEYS`.
     body
-        Makes what is called, given the original; both take the keyset first. It must not raise what
-        the original has not raised.
+        Returns the new kernel, given the original; both take the keyset first. It must raise only
+        what the original has raised.
 
     Raises
     ------
@@ -182,7 +182,7 @@ class Override:
         with _LOCK:
             self._registered = check(operator, key) + 1
             try:
-                # both are held: the operator's, since it is called; ours, see `_RETIRED`
+                # both are kept: the operator's because it is called; for ours see `_RETIRED`
                 self.original = torch.library.get_kernel(operator, key)
                 self._library = torch.library.Library(operator.namespace, "IMPL")
                 self._library.impl(operator, body(self.original.call_boxed), key, with_keyset=True)
@@ -194,7 +194,7 @@ class Override:
 
     @property
     def active(self) -> bool:
-        """Whether launches come here: no later override exists."""
+        """Whether launches reach this override: no later override exists."""
         if self._library is None:
             return False
         lines = registrations(loaded_torch()._C._dispatch_dump(self.name)).get(self.key, [])
@@ -216,17 +216,20 @@ class Override:
 _LOCK = threading.RLock()
 _OWNED: dict[tuple[str, str], Override] = {}
 _RETIRED: list[Any] = []
-"""Kernels of ours that are registered no more, for good: a launch that was about to enter one when
-it was taken away would else find memory that is somebody else's. A server makes a dozen."""
+"""Retuned's kernels that are no longer registered, kept for ever.
+
+A launch that was about to enter such a kernel when it was removed would otherwise access freed
+memory. A server has about a dozen.
+"""
 
 
 def owned() -> list[Override]:
-    """Return the operators of this process that are taken over."""
+    """Return the overridden operators of this process."""
     return list(_OWNED.values())
 
 
 def _new_lock() -> None:
-    """Replace what another thread of the parent may have held when this child was forked."""
+    """Replace the lock that another thread of the parent may have held at the fork."""
     global _LOCK
     _LOCK = threading.RLock()
 
@@ -235,12 +238,12 @@ os.register_at_fork(after_in_child=_new_lock)
 
 
 class Arguments:
-    """Where an operator has what.
+    """Positions of an operator's arguments.
 
     Parameters
     ----------
     binding
-        What the arguments are.
+        Meaning of the arguments.
     schema
         Of the operator.
 
@@ -267,43 +270,43 @@ class Arguments:
         self.values = tuple(index for index in range(len(self._all)) if index not in tensors)
         """Positions of the numbers."""
         self.shown = tuple(place[name] for name in binding.shown())
-        """Positions of the tensors that tell launches apart."""
+        """Positions of the tensors that distinguish launches."""
         self.typed = next(index for index, each in self._inputs if not each.dtype)
         """Position of the tensor whose element type is the form's."""
         self.weight = next((index for index, each in self._inputs if each.constant), None)
         """Position of the first weight."""
         self.varied = any(each.has_default_value() or each.kwarg_only for each in self._all)
-        """Whether calls come in several forms."""
+        """Whether calls may omit or name arguments."""
         self._in_place = binding.in_place
         self._both = tuple(each.argument in self._in_place for each in binding.outputs)
         self.bound = self._inputs, self._outputs
         """Positions of the definition's tensors."""
 
     def _check(self) -> None:
-        """Every tensor of the operator must be bound, and all that it writes be an output."""
+        """Check that every tensor of the operator is bound, and every written one is an output."""
         binding = self.binding
         written = {each.argument for each in binding.outputs if each.argument}
-        said = {each.argument for each in binding.inputs} | written
-        said |= {name for name, _ in binding.equal} | {name for _, name in binding.sized}
+        named = {each.argument for each in binding.inputs} | written
+        named |= {name for name, _ in binding.equal} | {name for _, name in binding.sized}
         tensors = {each.name for each in self._all if "Tensor" in str(each.type)}
         writes = {each.name for each in self._all if each.alias_info and each.alias_info.is_write}
         returned = [each for each in binding.outputs if not each.argument]
         problems = {
-            "no argument of it": said - {*self._names},
-            "not bound": tensors - said,
+            "not an argument": named - {*self._names},
+            "not bound": tensors - named,
             "written, or not": written ^ writes,
             "returned in another form": {e.name for e in returned if e.view is not View.EXACT},
         }
         if len(returned) != self._returns.count(None):
             problems["returned"] = {each.name for each in returned}
         if all(each.dtype for each in binding.inputs):
-            problems["of no form"] = {each.name for each in binding.inputs}
+            problems["without the form's type"] = {each.name for each in binding.inputs}
         found = "; ".join(f"{what}: {sorted(which)}" for what, which in problems.items() if which)
         if found:
             raise Refused("binding-invalid", detail=f"{binding.operator}: {found}")
 
     def caller(self, boxed: Body) -> Call:
-        """Return what calls a kernel with every argument."""
+        """Return a function that calls a kernel with every argument."""
         count, names = self._positional, self._names[self._positional :]
         if not names:
             return lambda keyset, args: boxed(keyset, *args)
@@ -312,7 +315,7 @@ class Arguments:
         )
 
     def filled(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return every argument, given those that are not at their defaults."""
+        """Return every argument; omitted ones have their defaults."""
         count = self._positional
         full = (*args, *self._defaults[len(args) : count])
         if count == len(self._names):
@@ -338,7 +341,7 @@ class Arguments:
         return str(args[self.typed].dtype).removeprefix("torch.")
 
     def frame(self, plan: Plan, keyset: Keyset, args: Sequence[Any]) -> Frame:
-        """Begin a launch; raises RuntimeError where memory does not lie as a definition needs."""
+        """Start a launch; raises RuntimeError if the memory layout does not fit the definition."""
         return Frame(plan, keyset, args, in_place=self._both)
 
     def outputs(self, own: Sequence[Tensor | None], raw: Any) -> Any:  # noqa: ANN401
@@ -357,7 +360,7 @@ class Arguments:
         return values[0] if len(values) == 1 else values
 
     def pattern(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the numbers of a launch in their places, to call the original with later."""
+        """Return the numbers of a launch in their positions, for later calls of the original."""
         return tuple(args[i] if i in self.values else None for i in range(len(self._names)))
 
     def aside(
@@ -368,7 +371,7 @@ class Arguments:
         inputs: Sequence[Tensor],
         spec: Spec,
     ) -> Any:  # noqa: ANN401 - the outputs
-        """Run the original on inputs of the definition, with outputs of its own."""
+        """Run the original on inputs of the definition, with separate outputs."""
         args, taken = list(pattern), dict[int, Tensor]()
         lengths = {axis: length for axis, length in spec.axes if length is not None}
         for (place, each), value in zip(self._inputs, inputs, strict=True):
@@ -405,12 +408,12 @@ def plan_of(arguments: Arguments, lengths: Mapping[str, int], args: Sequence[Any
 
 
 def _flat(value: Tensor, each: InputBinding | OutputBinding) -> Tensor:
-    """Return a tensor of the definition as the operator takes it."""
+    """Return a tensor of the definition in the operator's shape."""
     return value.reshape(value.shape[0], -1) if each.view is View.HEADS else value
 
 
 def _place_of(result: Any, arguments: Sequence[Any]) -> int | None:  # noqa: ANN401 - of a schema
-    """Return which argument an operator gives back; None for a new tensor."""
+    """Return which argument an operator returns; None for a new tensor."""
     if result.alias_info is None:
         return None
     for index, each in enumerate(arguments):

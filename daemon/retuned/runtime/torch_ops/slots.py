@@ -1,13 +1,13 @@
 """Slots behind an operator of the dispatcher.
 
-A launch finds its slot by the lengths, the element type and the numbers that it comes with; what is
-not a launch of a definition goes to the original, counted by reason. Unchanged launches call the
-original with exactly what came. Changed ones are given to the slot as its definition has them: a
-variant writes straight to the operator's own output where that is safe, else to memory of its own
-that is copied. Operands that are read and written are always copied: a variant was proven with
-outputs apart from its inputs. Whatever fails here, the original runs, once.
+A launch finds its slot by its lengths, element type and numbers. The original serves a launch that
+does not match a definition, counted by reason. Unchanged launches call the original with exactly
+the passed arguments. Changed launches go to the slot as its definition has them. A variant writes
+directly to the operator's own output if that is safe, else to separate memory that is copied.
+Operands that are read and written are always copied, because a variant was validated with outputs
+separate from its inputs. If anything fails here, the original runs, once.
 
-The operators that a runtime has taken over, and what became of those that it has not.
+`Operators` keeps the overridden operators of a runtime, and the reasons of the others.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from retuned.runtime.torch_ops.override import (
 log = logging.getLogger(__name__)
 
 MAX_SEATS = 8192
-"""Launches told apart by lengths and numbers; an operator that shows more starts over."""
+"""Launches distinguished by lengths and numbers; beyond it the cache of an operator is cleared."""
 MAX_SLOTS = 64
 """Definitions of one operator."""
 MAX_FAULTS = 3
-"""Failures of ours, not of a variant, before an operator passes everything on."""
+"""Failures of Retuned, not of a variant, before an operator forwards everything to the original."""
 
 Adopt = Callable[[Slot], None]
 """Puts a slot under control; raises `Refused`."""
@@ -52,22 +52,22 @@ Seat = tuple[Slot, Any, Run, Plan]
 
 _Nobody = tuple[None, None, None, None]
 _NOBODY: _Nobody = (None, None, None, None)
-"""The seat of launches that are the original's."""
+"""The entry of launches that the original serves."""
 
 
 class _Here(local):
-    """The launch that this thread is in."""
+    """The running launch of this thread."""
 
     frame: Frame | None = None
 
 
 class BoundOperator:
-    """One operator at one key, with a slot per definition that its launches show.
+    """One operator at one key, with a slot per definition of its launches.
 
     Parameters
     ----------
     binding
-        What its arguments are.
+        Meaning of its arguments.
     key
         Of the dispatcher.
     adopt
@@ -87,9 +87,9 @@ class BoundOperator:
         self.key = key
         self.slots: dict[str, OperatorSlot] = {}
         self.passed: dict[str, int] = {}
-        """Launches that belong to no definition, by reason."""
+        """Launches that match no definition, by reason."""
         self.faults = 0
-        """Launches that failed in here, and were the original's."""
+        """Launches that failed in this module and were served by the original."""
         self._arguments = Arguments(binding, operator._schema)
         self._adopt = adopt
         self._seats: dict[Any, Seat] = {}
@@ -99,7 +99,7 @@ class BoundOperator:
         self.override = Override(operator, key, self._body)
 
     def state(self) -> dict[str, Any]:
-        """Return what became of the operator's launches, for the daemon."""
+        """Return the state of the operator and its launches, for the daemon."""
         state = "on" if self.override.active else "overridden-since"
         return {
             "operator": self.binding.operator,
@@ -132,7 +132,7 @@ class BoundOperator:
                 if weight is not None and id(args[weight]) not in slot._constants:
                     self._note(seat, args)
                 cell[0] += 1
-            except Exception as error:  # new lengths, mostly; whatever it is, the original runs
+            except Exception as error:  # usually new lengths; in any case the original runs
                 seat, run = first(keyset, args, error)
             if run is seat[2]:
                 return call(keyset, args)
@@ -147,10 +147,10 @@ class BoundOperator:
         return filled
 
     def _identity(self) -> Callable[[Sequence[Any]], Any]:
-        """Return what tells launches apart: lengths, element types and every number."""
+        """Return the function that identifies a launch: lengths, element types and every number."""
         shown, values = self._arguments.shown, self._arguments.values
         typed, weight = self._arguments.typed, self._arguments.weight
-        other = typed if weight is None else weight  # may be None, where the operator allows that
+        other = typed if weight is None else weight  # may be None if the operator allows it
         numbers = itemgetter(*values) if values else _nothing
 
         def identify_one(args: Sequence[Any]) -> Any:  # noqa: ANN401 - a key
@@ -166,7 +166,7 @@ class BoundOperator:
     def _first(
         self, keyset: Keyset, args: tuple[Any, ...], error: Exception
     ) -> tuple[Seat | _Nobody, Run | None]:
-        """Find a seat for a launch that has none yet, and for those that follow; never raises."""
+        """Find the entry of a new kind of launch, also for those that follow; never raises."""
         if self.faults >= MAX_FAULTS:
             return _NOBODY, None
         try:
@@ -179,16 +179,16 @@ class BoundOperator:
             cell, run = seat[0]._table[seat[1]]
             self._note(seat, args)
             cell[0] += 1
-        except Exception as fault:  # a stranger's arguments: whatever is odd is the original's
+        except Exception as fault:  # untrusted arguments: the original serves
             self._fault(fault)
             return _NOBODY, None
         return seat, run
 
     def _through(self, seat: Seat, run: Run, keyset: Keyset, args: tuple[Any, ...]) -> Any:  # noqa: ANN401
-        """Run what a slot has in force, on tensors as its definition has them."""
+        """Run the active kernel of a slot, on tensors as its definition has them."""
         try:
             frame = self._arguments.frame(seat[3], keyset, args)
-        except Exception as error:  # most are strides that no view can have
+        except Exception as error:  # usually strides that no view can have
             if isinstance(error, RuntimeError):
                 self._pass("tensor-kind")
             else:
@@ -206,21 +206,21 @@ class BoundOperator:
             self._here.frame = outer
         if ready is None:
             return frame.raw
-        # Nothing but a broken device fails from here on, and the original would raise there, too.
+        # From here on only a broken device fails, and there the original would raise, too.
         deliver(self._torch, frame, ready)
         return self._arguments.answer(args, ready)
 
     # --- slots ------------------------------------------------------------------------------------
 
     def _seat(self, keyset: Keyset, args: tuple[Any, ...]) -> Seat | None:
-        """Return the seat of a launch; None where it belongs to no definition."""
+        """Return the entry of a launch; None if it matches no definition."""
         identity = self._identity()(args)
         reason = self._passing.get(identity)
         if reason is None:
             try:
                 return self._seated(identity, keyset, args)
             except Refused as refused:
-                log.info("%s stays as it is: %s", self.binding.operator, refused)
+                log.info("%s keeps its kernel: %s", self.binding.operator, refused)
                 reason = refused.reason
                 _room(self._passing)
                 self._passing[identity] = reason
@@ -262,7 +262,7 @@ class BoundOperator:
             return self._arguments.outputs(frame.outputs, frame.raw)
 
         slot = OperatorSlot(spec, original, into=self._into, in_place=bool(self.binding.in_place))
-        first = self.slots.setdefault(spec.name, slot)  # another thread may have been here
+        first = self.slots.setdefault(spec.name, slot)  # another thread may have created it
         if first is slot:
             try:
                 self._adopt(slot)
@@ -272,7 +272,7 @@ class BoundOperator:
         return first
 
     def _into(self, allocate: Allocate) -> Allocate:
-        """Return what gives a variant the operator's own outputs, where it may write to them."""
+        """Return an allocator that returns the operator's own outputs where a variant may write."""
         here = self._here
 
         def into(shape: tuple[int, ...], *, dtype: Any) -> Tensor:  # noqa: ANN401 - torch.dtype
@@ -284,10 +284,10 @@ class BoundOperator:
 
     def _note(self, seat: Seat, args: tuple[Any, ...]) -> None:
         slot = seat[0]
-        if slot.spec.constant_inputs:  # weights are taken as they come
+        if slot.spec.constant_inputs:  # weights are recorded as they were passed
             slot.note(tuple([args[place] for place, _ in seat[3].inputs]))
 
-    # --- what went wrong --------------------------------------------------------------------------
+    # --- failures ---------------------------------------------------------------------------------
 
     def _pass(self, reason: str) -> None:
         self.passed[reason] = self.passed.get(reason, 0) + 1
@@ -295,12 +295,15 @@ class BoundOperator:
     def _fault(self, error: Exception) -> None:
         self.faults += 1
         log.warning("%s: the original runs: %r", self.binding.operator, error)
-        if self.faults >= MAX_FAULTS:  # several threads may pass it at once
+        if self.faults >= MAX_FAULTS:  # several threads may exceed it at the same time
             self._seats.clear()
-            log.error("%s: left alone after %d failures", self.binding.operator, MAX_FAULTS)
+            log.error("%s: not changed after %d failures", self.binding.operator, MAX_FAULTS)
 
     def _failed(self, slot: Slot, error: Exception) -> None:
-        """Count a failure around a launch that an order had changed: a few take the order back."""
+        """Count a failure around a launch that an order had changed.
+
+        The order trips after a few.
+        """
         count = getattr(slot.table.in_force, "count_error", None)
         if count is not None:
             count(error)
@@ -314,7 +317,7 @@ def _room(seats: dict[Any, Any]) -> None:
 
 
 def _nothing(_: Sequence[Any]) -> None:
-    """Stand for the numbers of an operator that takes none."""
+    """Replace the numbers of an operator that takes none."""
 
 
 class Operators:
@@ -333,28 +336,28 @@ class Operators:
         self.renew()
 
     def renew(self) -> None:
-        """Replace what another thread of the parent may have held when this child was forked."""
+        """Replace the lock that another thread of the parent may have held at the fork."""
         self._lock = threading.Lock()
 
     def install(self, bindings: Sequence[Binding]) -> dict[str, str]:
-        """Take operators over at every key that they have a kernel for.
+        """Override operators at every key that they have a kernel for.
 
         Returns
         -------
         dict
-            ``on`` or a reason, by operator and key, such as ``_C::rms_norm/CUDA``.
+            ``on`` or a reason code, by operator and key, such as ``_C::rms_norm/CUDA``.
         """
         states: dict[str, str] = {}
         with self._lock:
             for binding in bindings:
                 found = {key: self._install(binding, key) for key in KEYS}
-                told = {key: state for key, state in found.items() if state != "key-missing"}
-                for key, state in (told or found).items():
+                known = {key: state for key, state in found.items() if state != "key-missing"}
+                for key, state in (known or found).items():
                     states[f"{binding.operator}/{key}"] = state
         return states
 
     def states(self) -> list[dict[str, Any]]:
-        """Return what became of each operator, for the daemon."""
+        """Return the state of each operator, for the daemon."""
         refused = [
             {"operator": operator, "key": key, "state": reason}
             for (operator, key), reason in list(self._refused.items())
@@ -376,7 +379,7 @@ class Operators:
             self._bound[at] = BoundOperator(binding, key, adopt=self._adopt)
         except Refused as refused:
             if refused.reason != "key-missing":  # most operators have a kernel for one key only
-                log.info("%s at %s is left alone: %s", *at, refused)
+                log.info("%s at %s is not overridden: %s", *at, refused)
                 self._refused[at] = refused.reason
             return refused.reason
         self._refused.pop(at, None)
