@@ -231,7 +231,7 @@ def test_a_launch_that_takes_the_spare_meanwhile_does_not_move_the_limit() -> No
     blocks = Blocks(server, torch.device("cpu"), limit_bytes=150)
     blocks.reserve(60)
     made = blocks
-    with pytest.raises(Refused, match="would pass 150 bytes"):
+    with pytest.raises(Refused, match="would exceed 150 bytes"):
         made.reserve(100)
 
 
@@ -275,7 +275,7 @@ def test_blocks_stay_within_their_limit_and_do_not_try_again() -> None:
         made.serve()
     assert made.take(3, 100) is None
     assert made.serve() == 0
-    with pytest.raises(Refused, match="would pass"):
+    with pytest.raises(Refused, match="would exceed"):
         made.reserve(1000)
 
 

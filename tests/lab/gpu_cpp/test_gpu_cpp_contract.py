@@ -197,7 +197,7 @@ def test_what_is_outside_the_contract_is_refused(text: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"params": {}}, "BLOCK_X says how many threads"),
+        ({"params": {}}, "the parameter BLOCK_X"),
         ({"params": {"BLOCK_X": 2048}}, "BLOCK_X=2048"),
         ({"params": {"BLOCK_X": "many"}}, "BLOCK_X=many"),
         ({"params": {"BLOCK_X": 100}}, "not whole warps"),

@@ -257,8 +257,9 @@ def test_a_function_of_another_context_is_refused_by_the_driver_and_nothing_chan
     if played.vendor == "amd":
         played.calls.learn(int(kernel.value or 0), played.calls.layout(played.handle("triple")))
     steps = steps_for(model.graph, triple(played, function=int(kernel.value or 0)))
-    with pytest.raises(DriverFailed, match="answered 1"):
+    with pytest.raises(DriverFailed) as caught:
         apply(steps)
+    assert caught.value.code == 1
     assert model.factors() == [2.0] * NODES
     played.driver.unload(other)
     model.close()
@@ -296,8 +297,9 @@ def test_a_node_that_is_no_kernel_has_no_launch(played: Played) -> None:
     handle = played.capture(lambda: played.library.fake_memset(ctypes.c_void_p(0x5000)))
     (node,) = played.calls.nodes(handle)
     assert not played.calls.is_kernel(node)
-    with pytest.raises(DriverFailed, match="answered 1"):
+    with pytest.raises(DriverFailed) as caught:
         played.calls.raw_params(node)
+    assert caught.value.code == 1
     played.driver.call(played.drop, ctypes.c_void_p(handle))
 
 

@@ -135,7 +135,7 @@ def test_a_part_that_fails_takes_nobody_along(make: Make, caplog: pytest.LogCapt
         process.join()
     assert (len(bad.runtimes), len(good.runtimes)) == (1, 1), "nor is it tried again"
     assert [record.message for record in caplog.records] == [
-        "bad: not installed; the server goes on without it"
+        "bad: not installed; the server runs without it"
     ]
 
 
@@ -185,7 +185,7 @@ def test_whatever_happens_the_entry_point_does_not_raise(
 
     monkeypatch.setattr(joining, "join", fails)
     register()
-    assert "it goes on without Retuned" in caplog.text
+    assert "it runs without Retuned" in caplog.text
 
 
 def test_the_parts_of_a_server_exist() -> None:

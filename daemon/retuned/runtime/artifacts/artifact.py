@@ -1,9 +1,8 @@
 """Artifacts: a folder with ``artifact.json`` and its binaries, verified before anything is loaded.
 
-The bytes that were verified are the bytes that are loaded: the binary is read once, hashed, and
-copied to an anonymous file (or a private folder) that other users cannot change. Links, devices and
-names with folders in them are refused, and sizes are bounded, because the folder is written by
-another process.
+The loaded bytes are the verified bytes: the binary is read once, hashed, and copied to an anonymous
+file (or a private folder) that other users cannot change. Links, devices and names with folders in
+them are refused, and sizes are bounded, because another process writes the folder.
 """
 
 from __future__ import annotations
@@ -30,19 +29,16 @@ from retuned.runtime.artifacts.trust import MAX_SIGNATURE_BYTES, SIGNATURE_FILE,
 from retuned.runtime.schema import Refused, Spec, parse_spec
 
 MANIFEST_FILE = "artifact.json"
-"""Says what the binary beside it is."""
+"""Describes the binary in the same folder."""
 MAX_MANIFEST_BYTES = 4 << 20
-"""Largest ``artifact.json``."""
 MAX_BINARY_BYTES = 64 << 20
-"""Largest binary."""
 MAX_SCRATCH_BYTES = 2**30
 """Largest workspace of one part."""
 MAX_PARTS = 256
-"""Most shares a launch may be split into."""
+"""Maximum number of parts of a launch."""
 MAX_PARAMS = 64
-"""Most parameters."""
 MAX_OBJECTS = 16
-"""Most steps of a launch, and most pieces of scratch."""
+"""Maximum number of steps of a launch, and of pieces of scratch."""
 
 _FILE = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,127}\Z")
 _SYMBOL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,127}\Z")
@@ -54,33 +50,33 @@ class Artifact:
     """A verified artifact."""
 
     digest: str
-    """Digest of the solution it was built from."""
+    """Digest of the solution that it was compiled from."""
     spec: Spec
-    """Definition it implements."""
+    """Definition that it implements."""
     language: str
     """Chooses the loader."""
     entry: str
     """Symbol to launch."""
     layouts: Mapping[str, str]
-    """Layout per constant input that is not taken as it is."""
+    """Layout of each constant input that is repacked."""
     scratch_bytes: int
     """Workspace per part."""
     parts: int
-    """Shares a launch is split into."""
+    """Parts that a launch is split into."""
     binary: bytes
     """The code, verified: a shared object, or the text of a Triton source."""
     params: Mapping[str, int | str] = field(default_factory=dict)
-    """Compile-time parameters and launch options, where the loader compiles."""
+    """Compile-time parameters and launch options, if the loader compiles."""
     grid: tuple[str, ...] = ()
     """Expressions of the launch grid of a GPU kernel."""
     steps: tuple[Mapping[str, Any], ...] = ()
-    """Launches, where there are several; checked by the loader."""
+    """Launches, if there are several; checked by the loader."""
     scratch: tuple[Mapping[str, Any], ...] = ()
     """Named scratch of the launches; checked by the loader."""
     intercept: Mapping[str, Any] | None = None
     """How it binds to launches of a kernel of the server; see `intercept.rules`."""
     precompiled: tuple[PrecompiledEntry, ...] = ()
-    """Compiled code that came along; see `precompiled`."""
+    """Delivered compiled code; see `precompiled`."""
 
 
 def read_artifact(
@@ -99,13 +95,13 @@ def read_artifact(
     folder
         Folder delivered by the daemon.
     digest
-        Digest that the order names; the manifest must name the same.
+        Digest in the order; the manifest must have the same.
     within
         Folder that must contain `folder`, links resolved; None allows any.
     trust
-        Whose signature the manifest needs before it is parsed; None asks for none.
+        Whose signature the manifest needs before it is parsed; None needs none.
     definition, target
-        Slot and server that it must have been signed for.
+        Slot and server that it must be signed for.
 
     Raises
     ------
@@ -127,7 +123,7 @@ def read_artifact(
         )
     body = _manifest(manifest)
     if body.get("digest") != digest:
-        raise Refused("digest-mismatch", detail=f"{folder} holds {body.get('digest')!r:.80}")
+        raise Refused("digest-mismatch", detail=f"{folder} contains {body.get('digest')!r:.80}")
     name = body.get("binary")
     if not isinstance(name, str) or not _FILE.match(name):
         raise _invalid("binary", "is not a plain file name")
@@ -158,16 +154,16 @@ def read_artifact(
 
 
 def check_solution_digest(body: Mapping[str, Any], binary: bytes, *, digest: str) -> None:
-    """Compute the variant's digest from the manifest: what is launched is what was judged.
+    """Compute the variant's digest from the manifest: the launched variant must be the judged one.
 
     Raises
     ------
     Refused
-        ``artifact-invalid`` if something is missing, ``digest-mismatch`` if it is another's.
+        ``artifact-invalid`` if something is missing, ``digest-mismatch`` if the digest differs.
     """
     path, definition = body.get("source_path"), body.get("definition")
     if not isinstance(path, str) or not _FILE.match(path) or not isinstance(definition, Mapping):
-        raise _invalid("source_path", "is needed where there are steps or scratch")
+        raise _invalid("source_path", "is needed with steps or scratch")
     decides = {
         "definition": definition.get("name"),
         "language": body.get("language"),
@@ -187,8 +183,8 @@ def check_solution_digest(body: Mapping[str, Any], binary: bytes, *, digest: str
 class LibraryFile:
     """Verified bytes as a file that the dynamic loader can open and other users cannot change.
 
-    The file stays open as long as the process: loaded code is never unloaded, and the loader knows
-    libraries by name, so a name must not be used twice.
+    The file stays open as long as the process: loaded code is never unloaded, and the loader
+    identifies libraries by name, so a name must not be used twice.
     """
 
     def __init__(self, binary: bytes, *, name: str) -> None:
@@ -196,7 +192,7 @@ class LibraryFile:
         try:
             self._fd = os.memfd_create(f"retuned-{name}")
             self.path = Path(f"/proc/self/fd/{self._fd}")
-        except (AttributeError, OSError):  # no memfd here: a folder only this user can enter
+        except (AttributeError, OSError):  # no memfd: use a folder that only this user can enter
             self._folder = Path(tempfile.mkdtemp(prefix="retuned-"))
             self.path = self._folder / f"{name}.so"
             self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o500)
@@ -214,7 +210,7 @@ class LibraryFile:
 
 
 def check_symbol(path: Path, entry: str) -> None:
-    """Load a library and make sure that it has the entry.
+    """Load a library and verify that it has the entry.
 
     Raises
     ------
@@ -246,17 +242,17 @@ def _read_file(path: Path, *, limit: int) -> bytes:
 
 
 def _precompiled(body: Mapping[str, Any], folder: Path) -> tuple[PrecompiledEntry, ...]:
-    """Read the compiled code that came along, where some did."""
-    said = body.get("precompiled")
-    if said is None:
+    """Read the delivered compiled code, if any."""
+    rows = body.get("precompiled")
+    if rows is None:
         return ()
     return parse_precompiled(
-        said, _read_file(folder / PRECOMPILED_FILE, limit=MAX_PRECOMPILED_BYTES)
+        rows, _read_file(folder / PRECOMPILED_FILE, limit=MAX_PRECOMPILED_BYTES)
     )
 
 
 def _signature(folder: Path) -> bytes | None:
-    """Read the signature; None where there is none."""
+    """Read the signature; None if there is none."""
     if not os.path.lexists(folder / SIGNATURE_FILE):
         return None
     return _read_file(folder / SIGNATURE_FILE, limit=MAX_SIGNATURE_BYTES)
@@ -293,7 +289,7 @@ def _params(body: Mapping[str, Any]) -> dict[str, int | str]:
         raise _invalid("params", f"is not an object of at most {MAX_PARAMS} entries")
     for name, choice in value.items():
         if not _SYMBOL.match(name) or type(choice) not in (int, str) or len(str(choice)) > 200:
-            raise _invalid("params", f"holds {name!r:.80}: not a whole number or short text")
+            raise _invalid("params", f"has {name!r:.80}, not a whole number or short text")
     return dict(value)
 
 
@@ -302,7 +298,7 @@ def _grid(body: Mapping[str, Any]) -> tuple[str, ...]:
     if not isinstance(value, list) or len(value) > 3:
         raise _invalid("grid", "is not a list of at most three expressions")
     if not all(isinstance(expression, str) for expression in value):
-        raise _invalid("grid", "holds something that is not text")
+        raise _invalid("grid", "contains something that is not text")
     return tuple(value)  # parsed by the loader
 
 
@@ -311,7 +307,7 @@ def _objects(body: Mapping[str, Any], field: str) -> tuple[Mapping[str, Any], ..
     if not isinstance(value, list) or len(value) > MAX_OBJECTS:
         raise _invalid(field, f"is not a list of at most {MAX_OBJECTS} objects")
     if not all(isinstance(each, Mapping) for each in value):
-        raise _invalid(field, "holds something that is not an object")
+        raise _invalid(field, "contains something that is not an object")
     return tuple(value)
 
 

@@ -1,8 +1,8 @@
-"""What compiling for a running server may cost: a share of the time, and how much it was.
+"""Compile budget of a running server: a share of the time, and how much was used.
 
-The control thread compiles what launches asked for in vain. Most of that holds the interpreter's
-lock, and the server's threads wait for it meanwhile. So after each compilation nothing is compiled
-until its time is no more than a share of all; launches that need code stay the incumbent's so long.
+The control thread compiles code that launches need. Most of that holds the interpreter's lock, and
+the server's threads wait for it. So after each compilation the thread pauses until the compile time
+is at most a share of all time. Until then the incumbent serves launches that need code.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 SHARE = 0.05
-"""Most time of compiling over time passed."""
+"""Maximum time of compiling as a share of elapsed time."""
 
 
 class CompileBudget:
@@ -20,7 +20,7 @@ class CompileBudget:
     Parameters
     ----------
     share
-        Most time of compiling over time passed, above 0.
+        Maximum time of compiling as a share of elapsed time, above 0.
     clock
         Monotonic seconds.
     """
@@ -37,14 +37,14 @@ class CompileBudget:
         self._put_off = 0
 
     def do(self, piece: Callable[[], int], *, waiting: int) -> None:
-        """Compile a piece, or put it off where the share is used up; raises what the piece raises.
+        """Compile a piece, or postpone it if the share is used up; raises what the piece raises.
 
         Parameters
         ----------
         piece
-            Compiles one of what was asked for; returns how many it was.
+            Runs one pending compilation; returns how many were compiled.
         waiting
-            How many were asked for.
+            Number of pending compilations.
         """
         if waiting and self._clock() < self._resumes_s:
             self._put_off += 1
@@ -54,7 +54,7 @@ class CompileBudget:
         try:
             made = piece()
         finally:
-            if waiting:  # what fails has taken its time too
+            if waiting:  # a failed compilation has used time too
                 ended_s = self._clock()
                 took_s = ended_s - begun_s
                 self._compiles += made

@@ -1,9 +1,9 @@
-"""Artifacts that come over the control socket, where daemon and server share no other folder.
+"""Delivery of artifacts over the control socket, where daemon and server share no other folder.
 
-Files are kept in a cache under the SHA-256 of their bytes. They arrive in pieces, in order; a file
-counts as there once its bytes have the digest that it was announced with, and until then nobody
-looks into it. Sizes are bounded per file and for the whole cache, and what was not used for longest
-goes first. The cache belongs to the server's user alone; workers of one server may share it.
+A cache stores files under the SHA-256 of their bytes. They arrive in pieces, in order. A file is
+complete only when its bytes have the announced digest; until then nothing reads it. Sizes are
+bounded per file and for the whole cache, and the least recently used files are removed first. The
+cache belongs to the server's user alone; workers of one server may share it.
 """
 
 from __future__ import annotations
@@ -29,15 +29,13 @@ from retuned.runtime.schema import Refused
 log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 64 << 20
-"""Largest file."""
 MAX_PIECE_BYTES = 160 << 10
-"""Largest piece, before it is written as text."""
+"""Largest piece, before base64 encoding."""
 MAX_FILES = 8
-"""Most files of one artifact."""
+"""Maximum number of files of one artifact."""
 MAX_OPEN = 4
-"""Files that may be under way at a time; a new one ends the oldest."""
+"""Files that may arrive at the same time; a new one ends the oldest."""
 MAX_CACHE_BYTES = 512 << 20
-"""Most bytes that are kept."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _FILE = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,127}\Z")
@@ -45,7 +43,7 @@ _FILE = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,127}\Z")
 
 @dataclass(slots=True)
 class _Arriving:
-    """One file that is under way."""
+    """One incomplete file."""
 
     size: int
     data: bytearray = field(default_factory=bytearray)
@@ -57,11 +55,11 @@ class ArtifactCache:
     Parameters
     ----------
     folder
-        Where to keep them; made on first use. Where it cannot be made, or others may enter it, a
-        temporary folder takes its place. None takes ``RETUNED_ARTIFACT_CACHE``, or the user's
-        cache folder.
+        Where to store them; created on first use. If it cannot be created, or others may enter it,
+        a temporary folder replaces it. None uses ``RETUNED_ARTIFACT_CACHE``, or the user's cache
+        folder.
     max_bytes
-        Most bytes that are kept.
+        Maximum bytes stored.
     """
 
     def __init__(self, folder: Path | None = None, *, max_bytes: int = MAX_CACHE_BYTES) -> None:
@@ -72,16 +70,16 @@ class ArtifactCache:
         self._lock = threading.Lock()
 
     def take(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Take one piece of a file: ``sha256``, ``size``, ``offset`` and ``data`` in base64.
+        """Store one piece of a file: ``sha256``, ``size``, ``offset`` and ``data`` in base64.
 
-        A piece that is not the next one is not taken; the answer says how many bytes are here, and
+        A piece that is not the next one is ignored; the answer gives how many bytes are stored, and
         whether the file is complete.
 
         Raises
         ------
         Refused
             ``delivery-invalid``, ``delivery-too-large``, ``delivery-corrupt`` (the bytes have
-            another digest; they are thrown away) or ``delivery-failed`` (the disk).
+            another digest and are discarded) or ``delivery-failed`` (the disk).
         """
         digest, size, offset = _announced(request)
         piece = _piece(request)
@@ -93,7 +91,7 @@ class ArtifactCache:
                 return {"have": len(arriving.data), "complete": False}
             if offset + len(piece) > size:
                 del self._arriving[digest]
-                raise Refused("delivery-invalid", detail="more bytes came than were announced")
+                raise Refused("delivery-invalid", detail="more bytes arrived than announced")
             arriving.data += piece
             if len(arriving.data) < size:
                 return {"have": len(arriving.data), "complete": False}
@@ -107,7 +105,7 @@ class ArtifactCache:
         Raises
         ------
         Refused
-            ``delivery-invalid``, ``delivery-missing`` naming what has not arrived,
+            ``delivery-invalid``, ``delivery-missing`` naming the files that have not arrived,
             ``delivery-corrupt`` or ``delivery-failed``.
         """
         wanted = _listing(files)
@@ -124,7 +122,10 @@ class ArtifactCache:
         return target
 
     def restart(self) -> None:
-        """Forget what is under way: in a forked child the lock may be held by nobody who is."""
+        """Forget incomplete files.
+
+        In a forked child also replace the lock, whose holder may not exist.
+        """
         self._lock = threading.Lock()
         self._arriving = {}
 
@@ -144,7 +145,7 @@ class ArtifactCache:
 
     def _keep(self, digest: str, data: bytes) -> None:
         if hashlib.sha256(data).hexdigest() != digest:
-            raise Refused("delivery-corrupt", detail=f"what came is not {digest}; send it again")
+            raise Refused("delivery-corrupt", detail=f"the bytes are not {digest}; send them again")
         home = self._home()
         partial = home / f".partial-{secrets.token_hex(8)}"
         try:
@@ -165,20 +166,20 @@ class ArtifactCache:
         try:
             for name, digest in wanted.items():
                 data = (self._home() / digest).read_bytes()
-                if hashlib.sha256(data).hexdigest() != digest:  # the disk, or somebody of this user
+                if hashlib.sha256(data).hexdigest() != digest:  # a disk fault, or another program
                     (self._home() / digest).unlink(missing_ok=True)
                     raise Refused("delivery-corrupt", detail=f"'{name}' has changed; send it again")
                 (partial / name).write_bytes(data)
             try:
                 os.rename(partial, target)
             except OSError:
-                if not target.is_dir():  # else another worker of this server was first
+                if not target.is_dir():  # otherwise another worker of this server was first
                     raise
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
     def _make_room(self, coming: int) -> None:
-        """Remove what was not used for longest until the new file fits."""
+        """Remove the least recently used entries until the new file fits."""
         entries = [each for each in self._home().iterdir() if not each.name.startswith(".")]
         sizes = {each: _bytes_of(each) for each in entries}
         left = self._max_bytes - coming - sum(sizes.values())
@@ -201,7 +202,7 @@ def _announced(request: Mapping[str, Any]) -> tuple[str, int, int]:
     numbers = [request.get(name) for name in ("size", "offset")]
     for number in numbers:
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-            raise Refused("delivery-invalid", detail="'size' and 'offset' are whole numbers")
+            raise Refused("delivery-invalid", detail="'size' and 'offset' must be whole numbers")
     size, offset = numbers
     assert isinstance(size, int) and isinstance(offset, int), "checked above"  # noqa: PT018
     if size > MAX_FILE_BYTES:
@@ -243,19 +244,19 @@ def _usual_folder() -> Path:
 
 
 def _private(folder: Path) -> Path:
-    """Make a folder that only this user may enter; a temporary one where that cannot be had."""
+    """Create a folder that only this user may enter; a temporary one if that is not possible."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = folder.lstat()
         if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
-            raise PermissionError(f"{folder} is not ours")
+            raise PermissionError(f"{folder} belongs to another user")
         if facts.st_mode & 0o077:
             raise PermissionError(f"{folder} is open to others; chmod 700 it")
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(f"{folder} cannot be written")
         return folder
     except (OSError, RuntimeError) as error:
-        log.warning("delivered artifacts are kept in a temporary folder: %s", error)
+        log.warning("delivered artifacts are stored in a temporary folder: %s", error)
     try:
         return Path(tempfile.mkdtemp(prefix="retuned-artifacts-"))
     except OSError as error:

@@ -1,10 +1,10 @@
-"""Verify Ed25519 signatures (RFC 8032) with the standard library alone; nothing here can sign.
+"""Ed25519 signatures (RFC 8032), verification only, with the standard library.
 
-A server has whatever packages it has, and what is accepted must not depend on them. Of what RFC
-8032 leaves open the strict reading is taken: encodings are canonical, S is below the group's order,
-keys and commitments of small order are refused, and the equation is checked without the cofactor.
-So a message has one valid signature per nonce, and no key verifies what its owner did not sign.
-Nothing secret is handled, so nothing needs constant time. A check takes some milliseconds.
+Verification must not depend on the packages that a server has. Where RFC 8032 leaves a choice, the
+strict reading applies: encodings are canonical, S is below the group's order, keys and commitments
+of small order are refused, and the equation is checked without the cofactor. So a message has one
+valid signature per nonce, and no key verifies what its owner did not sign. Nothing secret is
+processed, so nothing needs constant time. A check takes some milliseconds.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from __future__ import annotations
 import hashlib
 
 KEY_BYTES = 32
-"""Length of a public key."""
 SIGNATURE_BYTES = 64
-"""Length of a signature."""
 
 _P = 2**255 - 19
 _L = 2**252 + 27742317777372353535851937790883648493
@@ -29,11 +27,11 @@ _ZERO: Point = (0, 1, 1, 0)
 
 
 def verify(public: bytes, message: bytes, *, signature: bytes) -> bool:
-    """Whether the owner of a key signed a message; False for anything malformed, never an error."""
+    """Whether the owner of a key signed a message; False for malformed input, never raises."""
     if len(public) != KEY_BYTES or len(signature) != SIGNATURE_BYTES:
         return False
     commitment, scalar = signature[:32], int.from_bytes(signature[32:], "little")
-    if scalar >= _L:  # else S + L would be a second signature of the same message
+    if scalar >= _L:  # otherwise S + L would be a second signature of the same message
         return False
     key, point = _decode(public), _decode(commitment)
     if key is None or point is None or _is_small(key) or _is_small(point):
@@ -44,13 +42,13 @@ def verify(public: bytes, message: bytes, *, signature: bytes) -> bool:
 
 
 def usable(public: bytes) -> bool:
-    """Whether bytes are a key that `verify` can accept anything of."""
+    """Whether bytes are a key for which `verify` can accept a signature."""
     point = _decode(public) if len(public) == KEY_BYTES else None
     return point is not None and not _is_small(point)
 
 
 def _decode(data: bytes) -> Point | None:
-    """Return the point of a canonical encoding; None where there is none."""
+    """Return the point of a canonical encoding; None if it is not one."""
     number = int.from_bytes(data, "little")
     sign, y = number >> 255, number & ((1 << 255) - 1)
     if y >= _P:
@@ -93,7 +91,7 @@ def _double(p: Point) -> Point:
 
 
 def _combine(times_p: int, p: Point, *, times: int, other: Point) -> Point:
-    """Return times_p * p + times * other, one run of doublings for both."""
+    """Return times_p * p + times * other, with one run of doublings for both."""
     both = _add(p, other)
     table = (None, p, other, both)
     total = _ZERO
@@ -114,7 +112,7 @@ def _same(p: Point, q: Point) -> bool:
 
 
 def _is_small(p: Point) -> bool:
-    """Whether eight times the point is nothing: then one signature fits many messages."""
+    """Whether eight times the point is zero: then one signature fits many messages."""
     return _same(_double(_double(_double(p))), _ZERO)
 
 

@@ -1,9 +1,9 @@
-"""What every loaded variant does, whatever it is written in.
+"""Loaded variants: what variants in all languages have in common.
 
-Everything a native kernel would take on trust is checked on every launch, because a kernel that is
-handed the wrong memory does not raise: types, element types, whole shapes, contiguity, device. A
-launch that is not eligible is the incumbent's. Outputs and packed weights come from here too; a
-language adds how to launch, and where.
+Everything that a native kernel assumes is checked at every launch, because a kernel with the wrong
+memory does not raise: types, element types, whole shapes, contiguity, device. The incumbent serves
+a launch that is not eligible. This module also provides outputs and packed weights; a language adds
+how to launch, and where.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Allocate = Callable[..., Tensor]
 """(shape, dtype=...) -> new tensor on the variant's device."""
 
 Runner = Callable[[Sequence[Tensor]], Ineligible | None]
-"""Launches once on inputs then outputs, or says why not."""
+"""Launches once on inputs then outputs, or returns why not."""
 
 
 class LoadedVariant(ABC):
@@ -60,12 +60,15 @@ class LoadedVariant(ABC):
             if spec.name in artifact.layouts
         ]
         self.into: Allocate | None = None
-        """Gives served launches their outputs, where they are to lie somewhere; None allocates."""
+        """Provides the outputs of served launches, if they need a certain memory.
+
+        None allocates.
+        """
         self._plain = (self._torch.Tensor, self._torch.nn.Parameter)
         self._dtypes = [_dtype(self._torch, spec.dtype) for spec in self.spec.inputs]
         self._output_dtypes = [_dtype(self._torch, spec.dtype) for spec in self.spec.outputs]
 
-    # --- what a language adds ---------------------------------------------------------------------
+    # --- implemented by a language ----------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -74,18 +77,21 @@ class LoadedVariant(ABC):
 
     @abstractmethod
     def is_here(self) -> Callable[[Tensor], bool]:
-        """Return whether a tensor is where the variant can take it."""
+        """Return a function that checks whether a tensor is in memory that the variant can use."""
 
     @abstractmethod
     def allocate(self) -> Allocate:
-        """Return what allocates an output."""
+        """Return a function that allocates an output."""
 
     @abstractmethod
     def runner(self, values: tuple[int, ...]) -> Runner:
-        """Return what launches at these lengths of all axes; never raises, never compiles."""
+        """Return a function that launches at these lengths of all axes.
+
+        Never raises, never compiles.
+        """
 
     def checked_runner(self, values: tuple[int, ...]) -> Runner:
-        """Return the same for a launch that is compared: scratch is poisoned where there is any."""
+        """Return the same for a launch that is compared: scratch, if any, is poisoned."""
         return self.runner(values)
 
     def prepare(self, key: Key) -> None:  # noqa: B027 - nothing to compile is the usual case
@@ -98,7 +104,7 @@ class LoadedVariant(ABC):
         """
 
     def prepare_shipped(self) -> int:
-        """Load compiled code that came along; return for how many lengths."""
+        """Load delivered compiled code; return for how many lengths."""
         return 0
 
     def counts(self) -> dict[str, int]:
@@ -106,30 +112,30 @@ class LoadedVariant(ABC):
         return {"shipped": 1, "compiled_here": 0, "cached": 0}  # the binary is the code
 
     def capturing(self) -> Callable[[], bool] | None:
-        """Return what says whether launches are being recorded into a graph; None where never.
+        """Return a function that checks whether launches are captured into a graph; None if never.
 
-        A graph replays without asking any slot: what it holds is neither counted nor checked, and
-        no rollback reaches it. And a check inside a capture would end the capture.
+        A graph replays without its slot: its launches are neither counted nor checked, and no
+        rollback reaches them. Also, a check inside a capture would end the capture.
         """
         return None
 
     @property
     def pending(self) -> int:
-        """Compilations that launches asked for in vain."""
+        """Compilations that launches wait for."""
         return 0
 
     def prepare_pending(self) -> int:
-        """Compile what launches asked for in vain; return how many were compiled."""
+        """Run pending compilations; return how many were compiled."""
         return 0
 
-    # --- what all share ---------------------------------------------------------------------------
+    # --- common to all languages ------------------------------------------------------------------
 
     def launcher(self, key: Key) -> Launch:
-        """Return what launches at these lengths."""
+        """Return a function that launches at these lengths."""
         return self.launcher_into(key, self.into or self.allocate())
 
     def checked_launcher(self, key: Key) -> Launch:
-        """Return the same with outputs poisoned beforehand."""
+        """Return the same with outputs poisoned before each launch."""
         allocate = self.into or self.allocate()
 
         def poisoned(shape: tuple[int, ...], *, dtype: Any) -> Tensor:  # noqa: ANN401 - torch.dtype
@@ -140,7 +146,7 @@ class LoadedVariant(ABC):
         return self.launcher_into(key, poisoned, checked=True)
 
     def launcher_into(self, key: Key, allocate: Allocate, *, checked: bool = False) -> Launch:
-        """Return what launches at these lengths, outputs from `allocate`."""
+        """Return a function that launches at these lengths, with outputs from `allocate`."""
         lengths = self.spec.lengths(key)
         values = tuple(lengths.values())
         if 0 in values:
@@ -169,7 +175,7 @@ class LoadedVariant(ABC):
         return launch
 
     def refuses(self, key: Key, inputs: tuple[Tensor, ...]) -> Ineligible | None:
-        """Return why a launch is the incumbent's; None where it can be taken."""
+        """Return why the incumbent must serve a launch; None if the variant may."""
         lengths = self.spec.lengths(key)
         values = tuple(lengths.values())
         if 0 in values:
@@ -187,7 +193,7 @@ class LoadedVariant(ABC):
         return None
 
     def fingerprint(self, inputs: tuple[Tensor, ...]) -> int:
-        """Checksum of the inputs; 0 where the launch will not be taken anyway."""
+        """Return a checksum of the inputs; 0 if the launch is not eligible."""
         plain, here = self._plain, self.is_here()
         for value in inputs:
             if type(value) not in plain or not value.is_contiguous() or not here(value):
@@ -224,7 +230,7 @@ _FLOAT8_NAN = {"torch.float8_e4m3fn": 0x7F, "torch.float8_e4m3fnuz": 0x80}
 
 
 def poison(tensor: Tensor) -> None:
-    """Fill with what no honest kernel leaves behind: NaN, or an odd number in integers."""
+    """Fill with values that no correct kernel writes: NaN, or an odd number in integers."""
     bits = _FLOAT8_NAN.get(str(tensor.dtype))
     if bits is not None:  # not every PyTorch fills 8-bit floats
         tensor.view(sys.modules["torch"].uint8).fill_(bits)
@@ -235,7 +241,7 @@ def poison(tensor: Tensor) -> None:
 
 
 def loaded_torch() -> Any:  # noqa: ANN401 - the module
-    """Return PyTorch if the server has loaded it; the runtime never loads it by itself.
+    """Return PyTorch if the server has loaded it; the runtime never loads it.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Compiled code that an artifact brings along, so that nothing is compiled where it is served.
+"""Precompiled code of an artifact, so that nothing is compiled in the server.
 
 ::
 
@@ -7,17 +7,17 @@
       "entries": [{
         "key": "<64 hex digits>",                Triton's own key of the compilation
         "entry": "rows", "arch": "sm_90", "triton": "3.9.0", "kind": "cubin" | "hsaco",
-        "lengths": [64, 128],                    of all axes, one set that needs this code
+        "lengths": [64, 128],                    of all axes, one set that uses this code
         "offset": 0, "bytes": 5968, "sha256": "...",
         "meta": {...}                            what Triton's launcher reads: name, shared bytes,
       }]                                         warps, scratch, target
     }
 
-The key is a digest of all that decides what is compiled: the source with all it calls, the types
+The key is a digest of all inputs of the compilation: the source with everything it calls, the types
 and alignment of its arguments, constants, options, the target, the versions of Triton and of its
-back ends, and the variables that change what they do. So an entry is used where the key is the same
-and nowhere else. Everything here is untrusted until its digest is checked: bounded, strict, and
-refused before a driver sees it.
+back ends, and the variables that change what they do. So an entry is used only where the key is the
+same. All data is untrusted until its digest is checked: sizes are bounded, fields are strict, and
+invalid data is refused before it reaches a driver.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ from typing import Any
 from retuned.runtime.schema import Refused
 
 PRECOMPILED_FILE = "precompiled.bin"
-"""How the file of all codes is called."""
+"""Name of the file of all codes."""
 MAX_PRECOMPILED_BYTES = 48 << 20
 """Largest file of codes; with the rest of the artifact it still fits into a delivery."""
 MAX_ENTRIES = 64
-"""Most entries of one artifact."""
 MAX_ENTRY_BYTES = 16 << 20
 """Largest code of one entry."""
 BACKENDS = {"cubin": "cuda", "hsaco": "hip"}
@@ -66,7 +65,10 @@ _BOUNDS = {
     "profile_scratch_size": (0, 1 << 30),
     "tmem_size": (0, 1 << 20),
 }
-"""What a launcher allocates or asks the driver for; absent where a version of Triton has none."""
+"""Sizes that a launcher allocates or requests from the driver.
+
+Absent in some versions of Triton.
+"""
 _NEEDED = ("shared", "num_warps")
 
 
@@ -77,7 +79,7 @@ class PrecompiledEntry:
     key: str
     """Triton's key of it, 64 hex digits."""
     entry: str
-    """Function that was compiled."""
+    """Compiled function."""
     arch: str
     """``sm_90``, ``gfx942``."""
     triton: str
@@ -85,17 +87,17 @@ class PrecompiledEntry:
     kind: str
     """``cubin`` or ``hsaco``."""
     lengths: tuple[int, ...]
-    """Lengths of all axes, one set that needs this code."""
+    """Lengths of all axes, one set that uses this code."""
     sha256: str
     """Hex digest of the code."""
     code: bytes
-    """What a driver loads."""
+    """Bytes that a driver loads."""
     meta: Mapping[str, Any]
-    """What Triton's launcher reads of it."""
+    """Metadata that Triton's launcher reads."""
 
 
 def parse_precompiled(body: object, data: bytes) -> tuple[PrecompiledEntry, ...]:
-    """Read the entries of a manifest and check each code against its digest.
+    """Parse the entries of a manifest and check each code against its digest.
 
     Parameters
     ----------
@@ -124,7 +126,7 @@ def parse_precompiled(body: object, data: bytes) -> tuple[PrecompiledEntry, ...]
 
 
 def declared_entries(body: object) -> list[Any]:
-    """Return the rows of ``precompiled``, none of them checked yet.
+    """Return the unchecked rows of ``precompiled``.
 
     Raises
     ------
@@ -142,7 +144,7 @@ def declared_entries(body: object) -> list[Any]:
 
 
 def describe(entry: PrecompiledEntry, *, offset: int) -> dict[str, Any]:
-    """Return the row of an entry whose code begins at `offset`; what `parse_precompiled` reads."""
+    """Return the row of an entry whose code starts at `offset`, for `parse_precompiled`."""
     return {
         "key": entry.key,
         "entry": entry.entry,
@@ -163,7 +165,7 @@ def pack(entries: tuple[PrecompiledEntry, ...]) -> tuple[dict[str, Any], bytes]:
     Raises
     ------
     Refused
-        As `parse_precompiled`: what is written can be read.
+        As `parse_precompiled`, which checks the result.
     """
     rows, end = [], 0
     for entry in entries:
@@ -178,7 +180,7 @@ def pack(entries: tuple[PrecompiledEntry, ...]) -> tuple[dict[str, Any], bytes]:
 
 
 def _entry(row: object, data: bytes, *, where: str) -> tuple[PrecompiledEntry, int]:
-    """Check one row; return it with where its code begins."""
+    """Check one row; return it with the start of its code."""
     if not isinstance(row, Mapping) or set(row) != _FIELDS:
         raise _invalid(where, f"is not an object of {sorted(_FIELDS)}")
     for name, pattern in (
@@ -212,19 +214,19 @@ def _entry(row: object, data: bytes, *, where: str) -> tuple[PrecompiledEntry, i
 
 
 def _check_agreement(entry: PrecompiledEntry, where: str) -> None:
-    """Refuse an entry that says one thing of itself and another to Triton's launcher."""
+    """Refuse an entry whose fields differ from its metadata for Triton's launcher."""
     meta, target = entry.meta, entry.meta.get("target")
     backend = BACKENDS.get(entry.kind)
     if backend is None or not isinstance(target, Mapping) or target.get("backend") != backend:
         raise _invalid(
             where, f"has a 'kind' not in {sorted(BACKENDS)}, or another backend's target"
         )
-    named = target.get("arch")
-    if (f"sm_{named}" if backend == "cuda" else named) != entry.arch:
+    arch = target.get("arch")
+    if (f"sm_{arch}" if backend == "cuda" else arch) != entry.arch:
         raise _invalid(where, "has another target than 'arch'")
     _whole(target.get("warp_size"), where, "warp_size", low=32, high=64)
-    said = (meta.get("hash"), meta.get("name"), meta.get("triton_version"))
-    if said != (entry.key, entry.entry, entry.triton):
+    named = (meta.get("hash"), meta.get("name"), meta.get("triton_version"))
+    if named != (entry.key, entry.entry, entry.triton):
         raise _invalid(where, "has a 'meta' of another compilation")
     for name, (low, high) in _BOUNDS.items():
         value = meta.get(name)
@@ -233,14 +235,14 @@ def _check_agreement(entry: PrecompiledEntry, where: str) -> None:
 
 
 def _meta(body: object, where: str) -> dict[str, Any]:
-    """Check what becomes the fields of a named tuple: plain names, plain values, not too many."""
+    """Check the future fields of a named tuple: plain names, plain values, not too many."""
     if not isinstance(body, Mapping) or len(body) > _MAX_FIELDS:
         raise _invalid(where, f"has a 'meta' that is not an object of at most {_MAX_FIELDS} fields")
     for name in body:
         if not isinstance(name, str) or not _FIELD.match(name) or keyword.iskeyword(name):
             raise _invalid(where, f"has the field {name!r:.80} in 'meta'")
     if not all(_is_plain(value, _MAX_DEPTH) for value in body.values()):
-        raise _invalid(where, "holds something in 'meta' that is not a plain value")
+        raise _invalid(where, "contains something in 'meta' that is not a plain value")
     return dict(body)
 
 

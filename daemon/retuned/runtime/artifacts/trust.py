@@ -1,16 +1,16 @@
-"""Whose artifacts this process loads: those that a trusted Ed25519 key has signed.
+"""Trust in artifacts: this process loads those that a trusted Ed25519 key has signed.
 
-The signature is a file beside the manifest. It says which artifact for which definition and server
-was published, and the SHA-256 of the manifest's bytes, which in turn name the code's; so it is
-checked before the manifest is parsed. It names no epoch: what was right to load stays right to
-load on a rollback.
+The signature is a file in the same folder as the manifest. It states which artifact was published
+for which definition and server, and the SHA-256 of the manifest's bytes, which contain the digest
+of the code. So the signature is checked before the manifest is parsed. It has no epoch: an artifact
+that was valid stays valid for a rollback.
 
 Keys come from ``RETUNED_TRUSTED_KEY``: hex, PEM files, files of hex, or a folder of ``*.pub`` such
-as the daemon's own, several separated by commas. They are read on every use, so a key that is added
-is known at once and one that was removed or revoked is believed no more. With ``RETUNED_TRUST=pin``
-the first key that the daemon shows on the control socket, whose peer the kernel has named, is
-pinned for the life of the process. With neither, artifacts are loaded on the word of whoever may
-use the socket. Where a key is set that cannot be read, nothing is loaded.
+as the daemon's own, several separated by commas. They are read at every use, so a new key is
+trusted immediately and a removed or revoked key is no longer trusted. With ``RETUNED_TRUST=pin``
+the first key that the daemon sends over the control socket, whose peer the kernel has identified,
+is pinned until the process ends. With neither, artifacts are loaded for every peer that may use the
+socket. If a configured key cannot be read, nothing is loaded.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ from retuned.runtime.artifacts import ed25519
 from retuned.runtime.schema import Refused
 
 SIGNATURE_FILE = "artifact.sig"
-"""Lies beside the manifest."""
+"""In the same folder as the manifest."""
 MAX_SIGNATURE_BYTES = 16 << 10
-"""Largest signature file."""
 PURPOSE = b"retuned artifact 1"
-"""What is signed begins so: a signature for another purpose must never fit."""
+"""Prefix of the signed bytes: a signature for another purpose must never be valid here."""
 _ENVELOPE = b"retuned evidence 1"
-"""The daemon's notary puts this and the key's name before whatever it signs."""
+"""The daemon's notary puts this and the key's name before everything that it signs."""
 _MAX_KEYS = 64
 _MAX_KEY_FILE_BYTES = 16 << 10
 _HEX_KEY = re.compile(r"[0-9a-fA-F]{64}\Z")
@@ -47,16 +46,16 @@ _FIELDS = ("artifact", "definition", "target", "manifest_sha256")
 
 
 class Trust:
-    """The keys that are believed.
+    """The trusted keys.
 
     Parameters
     ----------
     sources
-        As ``RETUNED_TRUSTED_KEY``; empty trusts no key by itself.
+        As ``RETUNED_TRUSTED_KEY``; empty configures no key.
     pin
-        Whether the first key that the daemon shows is believed from then on.
+        Whether the first key that the daemon sends is trusted from then on.
     target
-        Name that the server goes by; empty takes what the order says.
+        Name of this server; empty uses the name in the order.
     """
 
     def __init__(self, sources: str = "", *, pin: bool = False, target: str = "") -> None:
@@ -76,7 +75,7 @@ class Trust:
 
     @property
     def policy(self) -> str:
-        """``required``, ``pin`` (a key is waited for), ``pinned`` or ``off``."""
+        """``required``, ``pin`` (no key yet), ``pinned`` or ``off``."""
         if self._sources:
             return "required"
         if self._pinned:
@@ -84,7 +83,7 @@ class Trust:
         return "pin" if self._pin else "off"
 
     def pin(self, shown: object) -> bool:
-        """Believe the daemon's key from now on; False where keys are not pinned here.
+        """Trust the daemon's key from now on; False if this server does not pin keys.
 
         Raises
         ------
@@ -95,15 +94,15 @@ class Trust:
             return False
         if not isinstance(shown, str) or not _HEX_KEY.match(shown):
             raise Refused("key-invalid", detail="'key' is not a public key of 64 hex digits")
-        name, public = _named(bytes.fromhex(shown), "the key that was shown")
+        name, public = _named(bytes.fromhex(shown), "the received key")
         if self._pinned and name not in self._pinned:
-            detail = f"{next(iter(self._pinned))} is pinned; restart the server to believe another"
+            detail = f"{next(iter(self._pinned))} is pinned; restart the server to trust another"
             raise Refused("key-not-pinned", detail=detail)
         self._pinned[name] = public
         return True
 
     def keys(self) -> dict[str, bytes]:
-        """Return the keys that are believed now, by name.
+        """Return the keys that are trusted now, by name.
 
         Raises
         ------
@@ -129,7 +128,7 @@ class Trust:
         definition: str,
         target: str,
     ) -> None:
-        """Make sure that a trusted key has signed a manifest for this use; nothing is parsed of it.
+        """Verify, before it is parsed, that a trusted key has signed a manifest for this use.
 
         Raises
         ------
@@ -142,7 +141,7 @@ class Trust:
         if signature is None:
             detail = f"{artifact:.80} is not signed, and this server loads signed artifacts only"
             raise Refused("signature-missing", detail=detail)
-        said = self._statement(signature)
+        signed = self._statement(signature)
         wanted = {
             "artifact": artifact,
             "definition": definition,
@@ -150,12 +149,12 @@ class Trust:
             "manifest_sha256": hashlib.sha256(manifest).hexdigest(),
         }
         for field in _FIELDS:
-            if said.get(field) != wanted[field]:
-                detail = f"'{field}' was signed as {said.get(field)!r:.100}, here is another"
+            if signed.get(field) != wanted[field]:
+                detail = f"'{field}' was signed as {signed.get(field)!r:.100}, which differs"
                 raise Refused("signature-mismatch", detail=detail)
 
     def _statement(self, data: bytes) -> Mapping[str, Any]:
-        """Return what was signed, once its signature is verified."""
+        """Return the signed statement, after verifying its signature."""
         try:
             body = json.loads(data)
             key, text = body["key"], body["statement"]
@@ -168,7 +167,7 @@ class Trust:
             detail = f"{key!r:.60} is not one of the keys that this server trusts"
             raise Refused("signature-unknown-key", detail=detail)
         if not ed25519.verify(public, message_of(key, signed), signature=signature):
-            raise Refused("signature-invalid", detail=f"no signature of {key} on this statement")
+            raise Refused("signature-invalid", detail=f"{key} did not sign this statement")
         return _parsed(signed)
 
 
@@ -178,28 +177,28 @@ def message_of(key: str, statement: bytes) -> bytes:
 
 
 def key_name(public: bytes) -> str:
-    """Return the name of a key, as the daemon calls it."""
+    """Return the name of a key, as the daemon uses it."""
     return f"ed25519:{hashlib.sha256(public).hexdigest()[:32]}"
 
 
 def _parsed(statement: bytes) -> Mapping[str, Any]:
     try:
-        said = json.loads(statement)
+        body = json.loads(statement)
     except (ValueError, RecursionError) as error:
         raise Refused("signature-invalid", detail="the statement is not JSON") from error
-    if not isinstance(said, dict):
+    if not isinstance(body, dict):
         raise Refused("signature-invalid", detail="the statement is not an object")
-    return said
+    return body
 
 
 def _named(public: bytes, where: str) -> tuple[str, bytes]:
     if not ed25519.usable(public):
-        raise Refused("key-invalid", detail=f"{where} holds no usable Ed25519 key")
+        raise Refused("key-invalid", detail=f"{where} has no usable Ed25519 key")
     return key_name(public), public
 
 
 def _keys_at(path: Path) -> dict[str, bytes]:
-    """Read a file of keys, or the ``*.pub`` of a folder that are not revoked there."""
+    """Read a file of keys, or the ``*.pub`` files of a folder that are not revoked there."""
     try:
         facts = path.stat()
         _check_owner(path, facts)
@@ -214,7 +213,7 @@ def _keys_at(path: Path) -> dict[str, bytes]:
 
 
 def _check_owner(path: Path, facts: os.stat_result) -> None:
-    """Refuse what another user could have written: who chooses the key chooses the code."""
+    """Refuse a file that another user could have written: the key decides which code is loaded."""
     if facts.st_uid not in (0, os.geteuid()) or facts.st_mode & 0o022:
         detail = f"{path}: others may write it; give it to this user or root, and chmod go-w"
         raise Refused("key-exposed", detail=detail)
@@ -235,7 +234,7 @@ def _read_keys(path: Path) -> list[bytes]:
     lines = [line.split("#")[0].strip() for line in text.splitlines()]
     keys = [line for line in lines if line]
     if not keys or not all(_HEX_KEY.match(key) for key in keys) or len(data) > _MAX_KEY_FILE_BYTES:
-        raise Refused("key-invalid", detail=f"{path} holds neither PEM nor lines of 64 hex digits")
+        raise Refused("key-invalid", detail=f"{path} must be PEM or lines of 64 hex digits")
     return [bytes.fromhex(key) for key in keys]
 
 

@@ -1,1 +1,1 @@
-"""Sampled inputs of launches, kept for experiments."""
+"""Captured inputs of launches, stored for experiments."""

@@ -1,9 +1,9 @@
-"""Samples of what launches are given, for experiments elsewhere; nothing is taken unless asked for.
+"""Reservoir of launch inputs, for experiments in other processes; filled only on request.
 
-Of every shape one launch in many gives its activations; weights are never taken. On the launch
-itself the tensors are only cloned where they lie, within a budget; the control thread makes bytes
-of them when it is idle. Without a request, no launch pays anything: the counter is part of the
-route of a shape, and routes are rebuilt when sampling begins and ends.
+Of every shape one launch in many provides its activations; weights are never sampled. At the launch
+the tensors are only cloned on their device, within a budget; the idle control thread converts them
+to bytes. Without a request, launches have no cost: the counter is part of the route of a shape, and
+routes are rebuilt when sampling starts and ends.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from retuned.runtime.schema import Key, Refused, Spec, Tensor
 log = logging.getLogger(__name__)
 
 MAX_KEYS = 64
-"""Shapes that samples are kept of; later ones are not sampled."""
+"""Shapes with samples; further ones are not sampled."""
 MAX_PENDING = 2
-"""Clones that wait for the control thread; a launch that finds more gives nothing."""
+"""Clones that wait for the control thread; with more, a launch is not sampled."""
 LEAST_GAP_S = 0.5
-"""Between two clones of a slot: a server that launches often pays no oftener."""
+"""Seconds between two clones of a slot, so that frequent launches do not add cost."""
 CHUNK_BYTES = 4 << 20
 """Bytes of a tensor in one answer."""
 _SPAN = {"every": 10**9, "samples": 64, "max_bytes": 1 << 30, "sample_bytes": 64 << 20}
-"""What may be asked for, and its largest value."""
+"""Fields of a request, and their largest values."""
 
 Run = Callable[..., Any]
 _ODD = (AttributeError, IndexError, MemoryError, RuntimeError, TypeError, ValueError)
-"""What cloning raises of inputs that are not the tensors of the definition, or without memory."""
+"""Exceptions of cloning inputs that are not the tensors of the definition, or without memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureRule:
-    """How much is taken of one slot."""
+    """How much is sampled from one slot."""
 
     every: int
-    """One launch in so many, per shape."""
+    """One launch in this many is sampled, per shape."""
     samples: int
-    """Kept per shape; later ones replace earlier ones at random, all with the same chance."""
+    """Samples per shape; later ones replace earlier ones at random, all with the same chance."""
     max_bytes: int
-    """Kept in all."""
+    """Maximum bytes of all samples."""
     sample_bytes: int
-    """Largest sample; what is larger is not taken."""
+    """Largest sample; larger ones are not taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Sample:
     """Activations of one launch."""
 
     id: str
-    """Random, so that two processes never share one."""
+    """Random, so that ids of two processes differ."""
     key: Key
     """Lengths of the variable axes."""
     tensors: tuple[tuple[str, str, tuple[int, ...], bytes], ...]
@@ -77,9 +77,9 @@ class _Stratum:
 
     key: Key
     left: int
-    """Launches until the next one gives."""
+    """Launches until the next sampled one."""
     place: int
-    """Where in its block that one is."""
+    """Position of that launch in its block."""
     offered: int = 0
     kept: list[Sample] = field(default_factory=list)
 
@@ -88,7 +88,7 @@ class _Stratum:
 class _Pending:
     stratum: _Stratum
     slot: int
-    """Place among the kept ones; their count means a further one."""
+    """Index among the stored samples; their count means a new one."""
     clones: list[tuple[str, Tensor]]
     done: Any
     """Event after the clones, on a device; None on the CPU."""
@@ -102,7 +102,7 @@ class Reservoir:
     spec
         The slot's definition.
     rule
-        How much.
+        How much to sample.
     random_source
         Seeded in tests.
     now_s
@@ -133,7 +133,7 @@ class Reservoir:
         if stratum is None:
             return run
 
-        def sampled(*inputs: Tensor) -> Any:  # noqa: ANN401 - whatever the kernel returns
+        def sampled(*inputs: Tensor) -> Any:  # noqa: ANN401 - result of the kernel
             stratum.left -= 1
             if stratum.left <= 0:
                 self._take(stratum, inputs)
@@ -142,7 +142,7 @@ class Reservoir:
         return sampled
 
     def settle(self) -> None:
-        """Make bytes of what was cloned; called by the control thread when idle."""
+        """Convert clones to bytes; called by the control thread when idle."""
         while self._pending:
             waiting = self._pending[0]
             try:
@@ -157,7 +157,6 @@ class Reservoir:
                 self._pending.pop(0)
 
     def samples(self) -> list[Sample]:
-        """Return everything that is kept."""
         with self._lock:
             return [sample for stratum in self._strata.values() for sample in stratum.kept]
 
@@ -170,7 +169,7 @@ class Reservoir:
             return known
 
     def _take(self, stratum: _Stratum, inputs: tuple[Tensor, ...]) -> None:
-        """Clone the activations of a launch, if it is chosen and nothing speaks against it."""
+        """Clone the activations of a launch, if it is chosen and there is room."""
         with self._lock:
             place = self._random.randrange(self.rule.every)
             stratum.left = self.rule.every - stratum.place + place
@@ -191,7 +190,10 @@ class Reservoir:
             self._pending.append(_Pending(stratum, slot, *found))
 
     def _place_of(self, stratum: _Stratum) -> int | None:
-        """Return where the launch's sample goes; every one offered has the same chance to stay."""
+        """Return the index for the launch's sample.
+
+        Every offered sample has the same chance to stay.
+        """
         waiting = sum(each.stratum is stratum for each in list(self._pending))
         if len(stratum.kept) + waiting < self.rule.samples:
             return len(stratum.kept) + waiting
@@ -221,7 +223,7 @@ class Reservoir:
             return None
         if device is None:
             return _copied(torch, chosen), None
-        with torch.cuda.device(device):  # the clones are on its stream, whichever is current
+        with torch.cuda.device(device):  # the clones run on its current stream
             if torch.cuda.is_current_stream_capturing():
                 return None
             clones = _copied(torch, chosen)
@@ -257,21 +259,21 @@ def _as_bytes(key: Key, clones: list[tuple[str, Tensor]]) -> Sample:
 
 
 def parse_rule(request: Mapping[str, Any]) -> CaptureRule | None:
-    """Read what is asked for; None ends the sampling.
+    """Parse a requested rule; None ends the sampling.
 
     Raises
     ------
     Refused
         ``bad-request``.
     """
-    said = request.get("rule")
-    if said is None:
+    body = request.get("rule")
+    if body is None:
         return None
-    if not isinstance(said, Mapping):
-        raise Refused("bad-request", detail="'rule' is neither an object nor null")
+    if not isinstance(body, Mapping):
+        raise Refused("bad-request", detail="'rule' must be an object or null")
     found = {}
     for name, most in _SPAN.items():
-        value = said.get(name)
+        value = body.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
             raise Refused("bad-request", detail=f"'{name}' is not a whole number from 1 to {most}")
         found[name] = value
@@ -279,7 +281,7 @@ def parse_rule(request: Mapping[str, Any]) -> CaptureRule | None:
 
 
 def listing(samples: list[Sample]) -> list[dict[str, Any]]:
-    """Return what the samples are, without their bytes."""
+    """Return descriptions of the samples, without their bytes."""
     return [
         {
             "id": sample.id,
@@ -309,4 +311,4 @@ def chunk(samples: list[Sample], request: Mapping[str, Any]) -> dict[str, Any]:
             if (sample.id, name) == (request.get("sample"), request.get("tensor")):
                 part = data[start : start + CHUNK_BYTES]
                 return {"data": base64.b64encode(part).decode("ascii")}
-    raise Refused("unknown-sample", detail="it is not kept, or not any more")
+    raise Refused("unknown-sample", detail="it is not stored, or has been replaced")

@@ -1,1 +1,1 @@
-"""Variants in native code, on a CPU and on a GPU, and their memory."""
+"""Native code variants, for CPU and GPU, and their memory."""

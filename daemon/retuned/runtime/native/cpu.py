@@ -1,15 +1,15 @@
-"""Launch a CPU variant: pointers in, nothing out. The lab and the server use this same code.
+"""CPU variants: how they are launched; the lab and the server use this same code.
 
-The ABI of every CPU variant::
+Outputs are arguments; nothing is returned. The ABI of every CPU variant::
 
     extern "C" void ENTRY(void* const* tensors, const int64_t* axes, void* scratch,
                           int64_t part, int64_t parts);
 
 ``tensors``: inputs then outputs in the definition's order. ``axes``: length of every axis of the
 definition in declaration order. ``scratch``: ``scratch_bytes`` per part, 64-byte aligned. The
-kernel does its share ``part`` of ``parts`` and owns no threads: Retuned runs the parts.
+kernel computes its share ``part`` of ``parts`` and creates no threads: Retuned runs the parts.
 
-A loaded CPU variant: is this launch one it was made for, and if so, launch it.
+A loaded variant checks whether a launch is eligible and launches it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class CpuKernel:
     Parameters
     ----------
     library
-        Path of the shared object. Its digest must have been verified by the caller.
+        Path of the shared object. The caller must have verified its digest.
     entry
         Symbol name.
     tensors
@@ -47,7 +47,7 @@ class CpuKernel:
     axes
         Number of axes of the definition.
     parts
-        Number of shares a launch is split into; more than one runs them on a thread pool.
+        Number of parts of a launch; more than one run on a thread pool.
     scratch_bytes
         Workspace per part.
     """
@@ -107,7 +107,7 @@ class CpuKernel:
 
 _INSTANCES = 2
 _INSTANCE_BYTES = 64 << 20
-"""Scratch above which only one instance is made."""
+"""Scratch above which only one instance is created."""
 
 
 class CpuVariant(LoadedVariant):
@@ -137,7 +137,6 @@ class CpuVariant(LoadedVariant):
         return self._torch.device("cpu")
 
     def is_here(self) -> Callable[[Tensor], bool]:
-        """Return whether a tensor is in the CPU's memory."""
         return attrgetter("is_cpu")
 
     def allocate(self) -> Allocate:
@@ -145,7 +144,7 @@ class CpuVariant(LoadedVariant):
         return empty
 
     def runner(self, values: tuple[int, ...]) -> Runner:
-        """Return what launches at these lengths."""
+        """Return a function that launches at these lengths."""
         kernels, shared = self._kernels, self._shared
 
         def run_shared(tensors: Sequence[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""What loaded variants of one device share: which device, whose tensors, and where outputs lie."""
+"""Device variants: device, tensors and outputs of variants that belong to one device."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from retuned.runtime.schema import Refused, Tensor
 
 
 class DeviceVariant(LoadedVariant):
-    """A variant that belongs to one device; tensors on another one are the incumbent's.
+    """A variant that belongs to one device; the incumbent serves tensors on another one.
 
-    A subclass sets `_device`, by `_find_gpu` where it needs a GPU.
+    A subclass sets `_device`, by `_find_gpu` if it needs a GPU.
     """
 
     _device: Any
 
     @property
     def device(self) -> Any:  # noqa: ANN401 - torch.device
-        """The GPU, or what stands in for it."""
+        """The GPU, or its replacement in tests."""
         return self._device
 
     def is_here(self) -> Callable[[Tensor], bool]:
@@ -34,18 +34,17 @@ class DeviceVariant(LoadedVariant):
         return here
 
     def capturing(self) -> Callable[[], bool] | None:
-        """Return whether the current stream is being captured."""
+        """Return a function that checks whether the current stream is captured."""
         capturing: Callable[[], bool] = self._torch.cuda.is_current_stream_capturing
         return capturing
 
     def allocate(self) -> Allocate:
-        """Return what allocates an output."""
         return partial(self._torch.empty, device=self._device)
 
     def _find_gpu(self, kind: str) -> Any:  # noqa: ANN401 - torch.device
         """Return the only GPU, or that of the slot's weights.
 
-        This thread's current device says nothing of the one that the server's threads have chosen.
+        This thread's current device need not be the one that the server's threads have chosen.
 
         Parameters
         ----------
@@ -59,7 +58,7 @@ class DeviceVariant(LoadedVariant):
         """
         cuda = self._torch.cuda
         if not cuda.is_available():
-            raise Refused("gpu-missing", detail=f"a {kind} variant needs a GPU, and none is here")
+            raise Refused("gpu-missing", detail=f"a {kind} variant needs a GPU; there is none")
         if cuda.device_count() == 1:
             return self._torch.device("cuda", 0)
         seen = {weight.device for weight in self.packed.served() if weight.is_cuda}

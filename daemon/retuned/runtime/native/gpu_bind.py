@@ -1,7 +1,7 @@
-"""How a GPU C++ variant is launched: grid, block and shared memory out of its parameters.
+"""GPU bindings of a C++ variant: grid, block and shared memory from its parameters.
 
-The block is three integer parameters of the variant, ``BLOCK_X`` and, where they are not 1,
-``BLOCK_Y`` and ``BLOCK_Z``: the source is compiled with them, so that it knows its own block. The
+The block is three integer parameters of the variant, ``BLOCK_X`` and, if they are not 1,
+``BLOCK_Y`` and ``BLOCK_Z``. The source is compiled with them, so that its block is known. The
 parameter ``SHARED_BYTES`` is the dynamic shared memory of a launch. The grid is expressions over
 axes and integer parameters, as for Triton.
 """
@@ -15,13 +15,16 @@ from retuned.runtime.core.grid import Grid, parse_grid
 from retuned.runtime.schema import Refused
 
 BLOCK = ("BLOCK_X", "BLOCK_Y", "BLOCK_Z")
-"""Parameters that say how many threads a block has, per dimension."""
+"""Parameters for the threads of a block, per dimension."""
 SHARED = "SHARED_BYTES"
-"""Parameter that says how much shared memory a launch adds."""
+"""Parameter for the dynamic shared memory of a launch."""
 MAX_THREADS = 1024
 """Threads of a block on every GPU of both vendors."""
 WHOLE_WARPS = 32
-"""Blocks are made of so many threads; 64 where a block is larger than a wave of AMD's GPUs."""
+"""Blocks have a multiple of this many threads.
+
+64 if a block is larger than a wave of AMD's GPUs.
+"""
 MAX_SHARED_BYTES = 256 << 10
 _MAX_X_THREADS = 2**32 - 1
 """Along the first dimension, on AMD's GPUs."""
@@ -40,7 +43,7 @@ class LaunchShape:
     block: tuple[int, int, int]
     """Threads of a block."""
     shared_bytes: int
-    """Shared memory that a launch adds."""
+    """Dynamic shared memory."""
     grid: Grid
     """Expressions."""
     numbers: Mapping[str, int]
@@ -57,7 +60,7 @@ class LaunchShape:
         Raises
         ------
         Refused
-            ``grid-invalid`` if an expression gives what some device does not launch.
+            ``grid-invalid`` if a device exists that cannot launch the result.
         """
         named = {**self.numbers, **dict(zip(self.axes, lengths, strict=True))}
         found = self.grid.at(named)
@@ -70,7 +73,7 @@ class LaunchShape:
 def launch_shape(
     *, params: Mapping[str, int | str], grid: Sequence[str], axes: Sequence[str]
 ) -> LaunchShape:
-    """Read the launch of a variant.
+    """Parse the launch of a variant.
 
     Raises
     ------
@@ -84,7 +87,7 @@ def launch_shape(
     ((128, 1, 1), (3, 1, 1))
     """
     if "BLOCK_X" not in params:
-        raise _refused("the parameter BLOCK_X says how many threads a block has; it is missing")
+        raise _refused("the parameter BLOCK_X, the threads of a block, is missing")
     x, y, z = (_number(params, name, default=1, least=1, most=MAX_THREADS) for name in BLOCK)
     if x * y * z > MAX_THREADS or z > _MAX_DEPTH:
         raise _refused(f"blocks of {x} x {y} x {z} threads are larger than {MAX_THREADS}")

@@ -1,9 +1,10 @@
-"""The drivers of both vendors behind one interface: load an object, find a kernel, launch, unload.
+"""GPU drivers of both vendors behind one interface: load an object, find a kernel, launch, unload.
 
-`libcuda` and `libamdhip64` are called directly, by their documented C interfaces: whoever launches
+`libcuda` and `libamdhip64` are called directly, by their documented C interfaces, so that launching
 compiled objects needs neither a compiler nor a header. Both use the same numbers for the same
-errors. A fault of a kernel breaks a context for good (its error is *sticky*: every later call
-answers it), so a driver that has seen one says so at once and launches nothing more.
+errors. A fault of a kernel breaks a context permanently: its error is *sticky*, and every later
+call returns it. A driver object that has received one raises it immediately and launches nothing
+more.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ Handle = ctypes.c_void_p
 """Of a module, a kernel, a stream or a context."""
 
 _SHARED_WITHOUT_ASKING = 48 << 10
-"""Bytes of dynamic shared memory above which NVIDIA's driver wants to be asked first."""
+"""Bytes of dynamic shared memory above which NVIDIA's driver needs a function attribute."""
 _NO_CONTEXT = 201
 _STICKY = frozenset({214, 700, 702, 709, 710, 713, 714, 715, 716, 717, 718, 719})
-"""Errors after which a context never works again: ECC, illegal address, time-out, assertion,
-trap, misaligned address and their like."""
+"""Errors after which a context never works again.
+
+ECC, illegal address, time-out, assertion, trap, misaligned address and similar errors.
+"""
 _REASONS = {
     1: "out-of-resources",  # an invalid value: of a launch, its geometry
     2: "out-of-memory",
@@ -42,7 +45,7 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Interface:
-    """What the calls of one vendor's driver are named."""
+    """Names of the calls of one vendor's driver."""
 
     libraries: tuple[str, ...]
     prefix: str
@@ -53,7 +56,7 @@ class _Interface:
     """Whether the name of an error is written to a pointer; else it is returned."""
     shared_attribute: int
     contexts: bool
-    """Whether a thread needs a context of its own choice; else the driver finds one."""
+    """Whether a thread must set a context; else the driver finds one."""
 
 
 _INTERFACES = {
@@ -81,16 +84,16 @@ _INTERFACES = {
 
 
 class DriverFailed(Refused):
-    """The driver answered an error.
+    """The driver returned an error.
 
     Parameters
     ----------
     code
         Number of the error, the same for both vendors.
     call
-        Which call answered.
+        The call that returned it.
     name
-        What the driver calls it.
+        The driver's name of the error.
     """
 
     def __init__(self, code: int, *, call: str, name: str) -> None:
@@ -98,7 +101,7 @@ class DriverFailed(Refused):
         self.sticky = code in _STICKY
         reason = "device-lost" if self.sticky else _REASONS.get(code, "driver-failed")
         after = "; the process' context is broken, start a new one" if self.sticky else ""
-        super().__init__(reason, detail=f"{call} answered {code} ({name}){after}")
+        super().__init__(reason, detail=f"{call} returned {code} ({name}){after}")
 
 
 class GpuDriver:
@@ -111,12 +114,12 @@ class GpuDriver:
     device
         Number of the device among the visible ones.
     library
-        Path of the driver; None takes the vendor's, the one this process has loaded if it has.
+        Path of the driver; None uses the vendor's, preferably the one that this process has loaded.
 
     Raises
     ------
     Refused
-        ``driver-missing``, or as `DriverFailed` where the device does not answer.
+        ``driver-missing``, or as `DriverFailed` if the device fails.
     """
 
     def __init__(self, vendor: str, *, device: int = 0, library: str | None = None) -> None:
@@ -166,7 +169,7 @@ class GpuDriver:
         return module
 
     def kernel(self, module: Handle, name: str, *, shared_bytes: int = 0) -> Handle:
-        """Find a kernel, and let it have so much dynamic shared memory.
+        """Find a kernel, and allow this much dynamic shared memory for it.
 
         Raises
         ------
@@ -191,7 +194,7 @@ class GpuDriver:
         stream: int,
         arguments: Any,  # noqa: ANN401 - an array of pointers
     ) -> None:
-        """Put one launch into a stream's queue; faults show later, at `wait` or another call.
+        """Queue one launch on a stream; faults are reported later, at `wait` or another call.
 
         Raises
         ------
@@ -209,7 +212,7 @@ class GpuDriver:
             raise self._failed(code, self._names.launch)
 
     def wait(self) -> None:
-        """Return when everything launched has ended.
+        """Wait until all launches have ended.
 
         Raises
         ------
@@ -221,7 +224,7 @@ class GpuDriver:
         self._call(whose)
 
     def unload(self, module: Handle) -> None:
-        """Give an object's memory back; none of its launches may be under way.
+        """Free an object's memory; none of its launches may be running.
 
         Raises
         ------
@@ -235,8 +238,8 @@ class GpuDriver:
         """Whether the driver has a call of this name: older ones lack some."""
         return hasattr(self._library, name)
 
-    def call(self, name: str, *args: Any) -> None:  # noqa: ANN401 - whatever ctypes takes
-        """Call anything else that the driver has; handles and sizes as their ctypes types.
+    def call(self, name: str, *args: Any) -> None:  # noqa: ANN401 - arguments of ctypes
+        """Call any other function of the driver; handles and sizes as their ctypes types.
 
         Raises
         ------
@@ -246,16 +249,16 @@ class GpuDriver:
         self._call(name, *args)
 
     def discard(self, name: str) -> None:
-        """Call what answers an error that is nobody's any more."""
+        """Call a function that returns and clears a pending error; the error is ignored."""
         self._symbol(name)()
 
     def text(self, name: str, *args: Any) -> str:  # noqa: ANN401 - as call
-        """Call what answers with text and has no error; empty where it answers nothing."""
+        """Call a function that returns text and no error; empty if it returns null."""
         function = self._symbol(name)
         function.restype = ctypes.c_char_p
         return (function(*args) or b"").decode("utf-8", "replace")
 
-    def _call(self, name: str, *args: Any) -> None:  # noqa: ANN401 - whatever ctypes takes
+    def _call(self, name: str, *args: Any) -> None:  # noqa: ANN401 - arguments of ctypes
         if self._broken is not None:
             raise self._broken
         function = self._symbol(name)
@@ -294,7 +297,9 @@ _LOCK = threading.Lock()
 
 
 def driver_of(vendor: str, *, device: int = 0, library: str | None = None) -> GpuDriver:
-    """Return the process' driver of a device; one, so that a broken context is known to all.
+    """Return the process' driver of a device.
+
+    Only one, so that all users learn of a broken context.
 
     Raises
     ------
@@ -321,7 +326,7 @@ def _load(names: _Interface, library: str | None) -> ctypes.CDLL:
 
 
 def _mapped(names: _Interface) -> list[str]:
-    """Return this process' own copy: PyTorch for ROCm brings one, and two do not work together."""
+    """Return this process' own copy: PyTorch for ROCm has one, and two do not work together."""
     stem = re.escape(names.libraries[-1])
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:

@@ -1,11 +1,11 @@
-"""Launch a GPU C++ variant: addresses in, nothing out. The lab and the server use this same code.
+"""GPU launches of C++ variants; the lab and the server use this same code.
 
-The entry of every variant::
+Outputs are arguments; nothing is returned. The entry of every variant::
 
     extern "C" __global__ void ENTRY(pointers to inputs, then outputs[, float* scratch],
                                      index_t, one for every axis);
 
-Tensors lie in the definition's order, dense and row-major; axes in declaration order, 64 bits wide.
+Tensors are in the definition's order, dense and row-major; axes in declaration order, 64 bits wide.
 Grid and block: see `gpu_bind`.
 """
 
@@ -20,13 +20,13 @@ from retuned.runtime.native.gpu_driver import GpuDriver
 from retuned.runtime.schema import Refused
 
 ALIGN = 16
-"""Tensors lie at multiples of so many bytes, or are refused."""
+"""Addresses of tensors must be multiples of this many bytes."""
 _KEPT = 256
-"""Lengths whose launch is kept ready; more start over."""
+"""Lengths whose grid is cached; beyond it the cache is cleared."""
 
 
 class _Arguments:
-    """Room for the arguments of one launch: the driver reads them during the call."""
+    """Memory for the arguments of one launch: the driver reads them during the call."""
 
     __slots__ = ("axes", "pointers", "table")
 
@@ -44,15 +44,15 @@ class GpuKernel:
     Parameters
     ----------
     image
-        The object; its digest must have been verified by the caller.
+        The object; the caller must have verified its digest.
     entry
         Kernel in it.
     params
-        Parameters of the variant; those of `gpu_bind` among them.
+        Parameters of the variant, including those of `gpu_bind`.
     grid
         Expressions of the launch grid.
     tensors
-        Number of pointers: inputs, outputs, and scratch where there is one.
+        Number of pointers: inputs, outputs, and scratch if there is one.
     axes
         Names of all axes in the definition's order.
     driver
@@ -90,7 +90,7 @@ class GpuKernel:
 
     @property
     def handle(self) -> int:
-        """The driver's handle of the kernel, as nodes of graphs hold it; 0 once it is unloaded."""
+        """The driver's handle of the kernel, as in graph nodes; 0 once it is unloaded."""
         return int(self._kernel.value or 0) if self._loaded else 0
 
     def grid_at(self, lengths: Sequence[int]) -> tuple[int, int, int]:
@@ -111,7 +111,7 @@ class GpuKernel:
         return found
 
     def launch(self, pointers: Sequence[int], lengths: Sequence[int], *, stream: int = 0) -> None:
-        """Put one launch into a stream's queue; from any thread.
+        """Queue one launch on a stream; may be called from any thread.
 
         Parameters
         ----------
@@ -128,7 +128,7 @@ class GpuKernel:
             ``tensor-unaligned``, ``grid-invalid``, ``unloaded``, or as `GpuDriver.launch`.
         """
         if not self._loaded:
-            raise Refused("unloaded", detail="the object has been given back")
+            raise Refused("unloaded", detail="the object has been unloaded")
         if len(pointers) != self._count:
             raise Refused("contract-violated", detail=f"{len(pointers)} tensors, not {self._count}")
         for place, pointer in enumerate(pointers):
@@ -137,7 +137,7 @@ class GpuKernel:
         grid = self.grid_at(lengths)
         try:
             room = self._free.pop()
-        except IndexError:  # the first launch, or one beside another
+        except IndexError:  # the first launch, or a concurrent one
             room = _Arguments(self._count, len(lengths))
         try:
             room.pointers[:] = list(pointers)
@@ -154,7 +154,7 @@ class GpuKernel:
             self._free.append(room)
 
     def unload(self) -> None:
-        """Give the object's memory back; nothing may be launched any more, or be under way.
+        """Free the object's memory; no launch may be running or follow.
 
         Raises
         ------

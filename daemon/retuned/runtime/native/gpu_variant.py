@@ -1,10 +1,10 @@
-"""A loaded GPU C++ variant: an object for this very architecture, launched on the current stream.
+"""GPU variant in C++: an object for one architecture, launched on the current stream.
 
-It belongs to one device; tensors on another one are the incumbent's. Nothing is compiled in the
-server: the artifact holds the object that the lab has audited and measured. A kernel that cannot
-be launched raises, and the incumbent serves. A kernel that reads or writes memory that is not its
-own breaks the whole process' context: nothing here can undo that, which is why no variant reaches a
-server that the lab's memory checks have not passed.
+It belongs to one device; the incumbent serves tensors on another one. Nothing is compiled in the
+server: the artifact contains the object that the lab has audited and measured. If a launch raises,
+the incumbent serves. A kernel that accesses memory out of bounds breaks the context of the whole
+process, and nothing here can repair that. Therefore only variants that passed the lab's memory
+checks reach a server.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class GpuVariant(DeviceVariant):
         amd = getattr(self._torch.version, "hip", None) is not None
         driver = driver_of("amd" if amd else "nvidia", device=self._index)
         with self._torch.cuda.device(self._device):
-            self._torch.cuda.current_stream().synchronize()  # PyTorch's context is there
+            self._torch.cuda.current_stream().synchronize()  # creates PyTorch's context
             self._kernel = GpuKernel(
                 artifact.binary,
                 entry=artifact.entry,
@@ -70,7 +70,7 @@ class GpuVariant(DeviceVariant):
         return self._floats
 
     def hindrance(self, values: tuple[int, ...]) -> Ineligible | None:
-        """Return why these lengths can never be launched; None where they can."""
+        """Return why these lengths can never be launched; None if they can."""
         try:
             self._kernel.grid_at(values)
         except Refused as error:
@@ -78,7 +78,7 @@ class GpuVariant(DeviceVariant):
         return None
 
     def runner(self, values: tuple[int, ...]) -> Runner:
-        """Return what launches at these lengths."""
+        """Return a function that launches at these lengths."""
         try:
             self._kernel.grid_at(values)
         except Refused as error:  # these lengths can never be launched
@@ -107,7 +107,7 @@ class GpuVariant(DeviceVariant):
         return guarded
 
     def _stream_of(self) -> Callable[[], int]:
-        """Return what tells the handle of the current stream."""
+        """Return a function that returns the handle of the current stream."""
         raw = getattr(self._torch._C, "_cuda_getCurrentRawStream", None)
         if raw is not None:
             return partial(raw, self._index)

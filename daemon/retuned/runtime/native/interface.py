@@ -1,4 +1,4 @@
-"""What a loaded variant is to the rest of the runtime."""
+"""Interface of loaded variants for the rest of the runtime."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from retuned.runtime.schema import Key, Tensor
 
 
 class Ineligible:
-    """A variant's answer to a launch it cannot take; the incumbent runs."""
+    """Result of a variant for a launch that it cannot take; the incumbent runs."""
 
     __slots__ = ("reason",)
 
@@ -27,22 +27,22 @@ class Detached(Protocol):
     size: int
     """Bytes that one side needs."""
     tensors: tuple[Tensor, ...]
-    """What the launch was given."""
+    """Tensors of the launch."""
 
     def copy(self) -> None:
-        """Make the memory of both, on the current stream, as it was before the launch."""
+        """Copy the memory of both sides, on the current stream, as it is before the launch."""
         ...
 
     def variant(self) -> tuple[Tensor, ...] | Ineligible:
-        """Run the variant in its own; return what was stored to."""
+        """Run the variant in its memory; return the tensors that are stored to."""
         ...
 
     def incumbent(self) -> tuple[Tensor, ...]:
-        """Run the server's own code in its own; return what was stored to."""
+        """Run the server's own code in its memory; return the tensors that are stored to."""
         ...
 
     def kept(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Return what neither may store to, of the incumbent's side and of the variant's."""
+        """Return the tensors that no side may store to: the incumbent's, then the variant's."""
         ...
 
 
@@ -50,17 +50,20 @@ class Variant(Protocol):
     """A loaded artifact."""
 
     def launcher(self, key: Key) -> Launch:
-        """Return what launches at these lengths."""
+        """Return a function that launches at these lengths."""
         ...
 
     def checked_launcher(self, key: Key) -> Launch:
-        """Return the same with outputs poisoned beforehand, so that what is not written shows."""
+        """Return the same with outputs poisoned before, to detect unwritten elements."""
         ...
 
     def fingerprint(self, inputs: tuple[Tensor, ...]) -> object:
-        """Return something equal for equal contents of the inputs."""
+        """Return a value that is equal for equal contents of the inputs."""
         ...
 
     def capturing(self) -> Callable[[], bool] | None:
-        """Return what says whether launches are recorded into a graph; None where never."""
+        """Return a function that checks whether launches are captured into a graph.
+
+        None if never.
+        """
         ...

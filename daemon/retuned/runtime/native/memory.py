@@ -1,13 +1,13 @@
-"""Scratch of one variant in a server: one block of memory per stream, made off the request path.
+"""Memory of variants in a server: scratch per stream, named scratch, and repacked weights.
 
-Launches on one stream follow each other, so one block serves them all, as large as the largest of
-the prepared lengths needs. A launch never allocates: where its stream has no block yet, or one that
-is too small, it is the incumbent's, and the control thread makes a block. Two threads that launch
-on one stream at the same time would mix their steps: the second is the incumbent's too.
+Launches on one stream follow each other, so one block of scratch serves them all, as large as the
+largest of the prepared lengths needs. A launch never allocates. If its stream has no block yet, or
+one that is too small, the incumbent serves it, and the control thread allocates a block. Two
+threads that launch on one stream at the same time would mix their steps, so the incumbent serves
+the second.
 
-Named scratch: memory that the launches of one variant hand on to each other.
-
-Repack constant inputs (weights) to the layout a variant asked for.
+Named scratch passes data between the launches of one variant. Constant inputs (weights) are
+repacked to the layout that a variant needs.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from retuned.runtime.core.grid import Grid, parse_grid
 from retuned.runtime.schema import DTYPES, Refused, Tensor
 
 MAX_BYTES = 2 << 30
-"""Most that all blocks of one variant may take."""
+"""Maximum size of all blocks of one variant."""
 MAX_STREAMS = 8
-"""Streams that get a block; launches on others are the incumbent's."""
+"""Streams that get a block; the incumbent serves launches on others."""
 
 
 class Lane:
-    """One stream's block, and who has it."""
+    """One stream's block, and its lock."""
 
     __slots__ = ("block", "lock", "views")
 
@@ -39,7 +39,7 @@ class Lane:
         self.block: Tensor | None = None
         """Bytes."""
         self.views: dict[Any, Any] = {}
-        """What launches keep of the block; forgotten with it."""
+        """Views of the block that launches have cached; dropped with it."""
 
 
 class Blocks:
@@ -50,9 +50,9 @@ class Blocks:
     torch
         The server's module.
     device
-        Where they lie.
+        Device of the blocks.
     limit_bytes
-        Most that they may take together.
+        Maximum size of all blocks.
     """
 
     def __init__(self, torch: Any, device: Any, *, limit_bytes: int = MAX_BYTES) -> None:  # noqa: ANN401
@@ -70,12 +70,12 @@ class Blocks:
     # --- on the control thread --------------------------------------------------------------------
 
     def reserve(self, size: int) -> None:
-        """Have a block of at least `size` bytes for the next stream that asks.
+        """Allocate a block of at least `size` bytes for the next stream that needs one.
 
         Raises
         ------
         Refused
-            ``scratch-memory`` if the blocks would pass the limit or the device has no memory.
+            ``scratch-memory`` if the blocks would exceed the limit or the device has no memory.
         """
         self._size = max(self._size, size)
         spare = self._spare
@@ -86,12 +86,12 @@ class Blocks:
         self._make()
 
     def serve(self) -> int:
-        """Make a block if a launch asked for one in vain; return how many were made.
+        """Allocate a block if a launch needed one; return how many were allocated.
 
         Raises
         ------
         Refused
-            As `reserve`; as much is not tried again.
+            As `reserve`; this size is not tried again.
         """
         wanted, self._wanted = self._wanted, 0
         if not wanted:
@@ -107,7 +107,7 @@ class Blocks:
     # --- on the request path ----------------------------------------------------------------------
 
     def take(self, stream: int, size: int) -> Lane | None:
-        """Return the stream's lane, held by the caller; None where there is none, or it is held."""
+        """Return the stream's lane, locked by the caller; None if it has no block or is in use."""
         lane = self._lanes.get(stream)
         if lane is None:
             if len(self._lanes) >= MAX_STREAMS:
@@ -130,7 +130,7 @@ class Blocks:
             self._spare = None
             if lane.block is not None:
                 self._bytes -= int(lane.block.numel())
-            if spare.is_cuda:  # when it is freed, what this stream still runs with it ends first
+            if spare.is_cuda:  # it must not be freed before this stream has finished with it
                 spare.record_stream(self._torch.cuda.current_stream(spare.device))
             lane.views = {}
             lane.block = spare
@@ -143,9 +143,9 @@ class Blocks:
             raise self._passed()
         try:
             made = self._torch.empty(self._size, dtype=self._torch.uint8, device=self._device)
-        except RuntimeError as error:  # out of memory among them
+        except RuntimeError as error:  # also out of memory
             raise Refused("scratch-memory", detail=f"{error!r:.200}") from error
-        if made.is_cuda:  # what this memory was before is over; launches use it from any stream
+        if made.is_cuda:  # earlier uses of this memory must end; launches use it from any stream
             self._torch.cuda.current_stream(made.device).synchronize()
         with self._guard:
             kept = 0 if self._spare is None else int(self._spare.numel())
@@ -155,7 +155,7 @@ class Blocks:
             self._spare = made
 
     def _passed(self) -> Refused:
-        detail = f"scratch of {self._size} bytes a stream would pass {self._limit_bytes} bytes"
+        detail = f"scratch of {self._size} bytes a stream would exceed {self._limit_bytes} bytes"
         return Refused("scratch-memory", detail=detail)
 
 
@@ -165,11 +165,11 @@ def _holds(lane: Lane, size: int) -> bool:
 
 
 MAX_SCRATCH_BYTES = 2**30
-"""Most that all named scratch of one launch may take together."""
+"""Maximum size of all named scratch of one launch."""
 MAX_WORKSPACES = 16
-"""Most named pieces of scratch."""
+"""Maximum number of named pieces of scratch."""
 MAX_RANK = 8
-"""Most dimensions of one."""
+"""Maximum number of dimensions of a piece."""
 _ITEM_BYTES = {
     "float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2,
     "float8_e4m3fn": 1, "float8_e4m3fnuz": 1, "int8": 1, "uint8": 1, "bool": 1,
@@ -195,7 +195,6 @@ class Workspace:
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of an element."""
         return _ITEM_BYTES[self.dtype]
 
     @property
@@ -234,14 +233,14 @@ class Workspace:
 def parse_workspaces(
     declared: Sequence[Mapping[str, Any]], *, params: Mapping[str, int | str], axes: Sequence[str]
 ) -> tuple[Workspace, ...]:
-    """Read what a variant declares.
+    """Parse the declared scratch of a variant.
 
     Parameters
     ----------
     declared
-        One object a piece: ``name``, ``dtype``, ``shape`` and maybe ``zeroed``.
+        One object a piece: ``name``, ``dtype``, ``shape`` and optionally ``zeroed``.
     params
-        Of the variant; whole numbers among them may be in shapes.
+        Of the variant; shapes may use its whole numbers.
     axes
         Names of all axes.
 
@@ -257,13 +256,12 @@ def parse_workspaces(
 
 
 def sizes_at(workspaces: Sequence[Workspace], lengths: Mapping[str, int]) -> list[int]:
-    """Return bytes of each at these lengths of all axes.
+    """Return the bytes of each at these lengths of all axes.
 
     Raises
     ------
     Refused
-        ``scratch-invalid``, or ``scratch-too-large`` where they take more than `MAX_SCRATCH_BYTES`
-        together.
+        ``scratch-invalid``, or ``scratch-too-large`` if they exceed `MAX_SCRATCH_BYTES` together.
     """
     sizes = [each.bytes_at(lengths) for each in workspaces]
     if sum(sizes) > MAX_SCRATCH_BYTES:
@@ -273,7 +271,7 @@ def sizes_at(workspaces: Sequence[Workspace], lengths: Mapping[str, int]) -> lis
 
 def _workspace(body: object, integers: Mapping[str, int], known: Collection[str]) -> Workspace:
     if not isinstance(body, Mapping) or not {"name", "dtype", "shape"} <= set(body) <= _FIELDS:
-        raise _invalid("a piece needs name, dtype and shape, and may say zeroed")
+        raise _invalid("a piece needs name, dtype and shape, and may have zeroed")
     name, dtype, shape = body["name"], body["dtype"], body["shape"]
     zeroed = body.get("zeroed", False)
     if not isinstance(name, str) or not _SYMBOL.match(name):
@@ -281,7 +279,7 @@ def _workspace(body: object, integers: Mapping[str, int], known: Collection[str]
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise _invalid(f"'{name}' has the element type {dtype!r:.40}")
     if not isinstance(zeroed, bool):
-        raise _invalid(f"'{name}': zeroed is true or false")
+        raise _invalid(f"'{name}': zeroed must be true or false")
     if not isinstance(shape, (list, tuple)) or not 1 <= len(shape) <= MAX_RANK:
         raise _invalid(f"'{name}' needs one to {MAX_RANK} dimensions")
     try:
@@ -305,12 +303,12 @@ def repack(weight: Any, layout: str) -> Any:  # noqa: ANN401 - ndarray or Tensor
     """Return `weight` of shape (N, K) in `layout`, contiguous.
 
     ``as-is``: unchanged. ``transposed``: (K, N). ``panels-P``: (N / P, K, P), so that P outputs of
-    one k lie side by side.
+    one k are adjacent.
 
     Raises
     ------
     ValueError
-        If the layout is unknown or N is no multiple of P.
+        If the layout is unknown or N is not a multiple of P.
     """
     if layout == "as-is":
         return weight

@@ -1,10 +1,9 @@
-"""Weights in the layouts that variants asked for, packed off the request path.
+"""Weights in the layouts that variants need, packed off the request path.
 
-A packed copy belongs to one tensor object: it is found by identity and believed only while that
-object lives, its storage has not moved and PyTorch has not counted a write to it. (Writes that
-PyTorch does not count, through ``.data`` or to tensors made under inference mode, are left to the
-shadow checks.) A weight that has no copy yet is queued, the incumbent serves, and the control
-thread packs.
+A packed copy belongs to one tensor object: it is found by identity and used only while that object
+exists, its storage has not moved and PyTorch has not counted a write to it. (Only the shadow checks
+detect writes that PyTorch does not count, through ``.data`` or to tensors created in inference
+mode.) A weight without a copy is queued, the incumbent serves, and the control thread packs it.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from retuned.runtime.schema import Refused, Tensor
 log = logging.getLogger(__name__)
 
 MAX_PENDING = 4096
-"""Weights queued for packing; what does not fit is queued again by a later launch."""
+"""Weights queued for packing; a later launch queues a weight again that did not fit."""
 MAX_PACKED_BYTES = 8 << 30
-"""Most memory that packed copies of one slot may take."""
+"""Maximum memory of the packed copies of one slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class PackedWeights:
     Parameters
     ----------
     limit_bytes
-        Most memory the copies may take.
+        Maximum memory of the copies.
     served
         Returns the weights that this process serves with, of all slots.
     """
@@ -76,7 +75,7 @@ class PackedWeights:
         return None
 
     def pack(self, weight: Tensor, layout: str) -> None:
-        """Make the copy of one weight, unless it is there.
+        """Create the copy of one weight, unless it exists.
 
         Raises
         ------
@@ -92,7 +91,7 @@ class PackedWeights:
             self._gone(identity)
         size = weight.numel() * weight.element_size()
         if self._bytes + size > self._limit_bytes:
-            raise Refused("pack-memory", detail=f"packed weights would pass {self._limit_bytes} B")
+            raise Refused("pack-memory", detail=f"packed weights exceed {self._limit_bytes} B")
         try:
             torch = sys.modules["torch"]
             with torch.inference_mode():
@@ -102,7 +101,7 @@ class PackedWeights:
         except (ValueError, RuntimeError, TypeError) as error:
             raise Refused("layout-unsupported", detail=f"{layout}: {error!r:.200}") from error
         if _version(weight) != version or weight.data_ptr() != pointer:
-            return  # written to meanwhile: half old, half new; a launch will queue it again
+            return  # written to while packing, so mixed; a launch will queue it again
         with self._lock:
             self._gone(identity)
             reference = weakref.ref(weight, lambda _: self._gone(identity))
@@ -110,7 +109,7 @@ class PackedWeights:
             self._bytes += size
 
     def pack_pending(self) -> int:
-        """Pack what launches asked for; return how many copies were made."""
+        """Pack queued weights; return how many copies were made."""
         made = 0
         for identity in list(self._pending):
             reference = self._pending.pop(identity, None)
@@ -121,7 +120,7 @@ class PackedWeights:
                 self.pack(weight, identity[1])
                 made += 1
             except Refused as error:
-                log.warning("a weight stays unpacked, the incumbent serves it: %s", error)
+                log.warning("a weight is not packed, the incumbent serves it: %s", error)
         return made
 
     def keep_layouts(self, layouts: Collection[str]) -> None:
@@ -135,12 +134,12 @@ class PackedWeights:
         return len(self._entries)
 
     def _gone(self, identity: tuple[int, str]) -> None:
-        """Drop the copy of a weight that died; runs wherever the last reference went."""
+        """Drop the copy of a destroyed weight; runs wherever its last reference was dropped."""
         entry = self._entries.pop(identity, None)
         if entry is not None:
             self._bytes -= entry.packed.numel() * entry.packed.element_size()
 
 
 def _version(tensor: Tensor) -> int:
-    """PyTorch's count of writes; tensors of inference mode have none."""
+    """Return PyTorch's count of writes; tensors of inference mode have none."""
     return -1 if tensor.is_inference() else int(tensor._version)

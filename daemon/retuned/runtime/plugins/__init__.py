@@ -1,7 +1,7 @@
-"""Ways into a server that is not ours: entry points of vLLM and SGLang, and a ``sitecustomize``.
+"""Plugins for servers of other projects: entry points of vLLM and SGLang, a ``sitecustomize``.
 
-All lead to `register`. The servers call it in every one of their processes, vLLM without a net:
-what it raised would end the server.
+All call `register`. The servers call it in each of their processes, and vLLM does not catch
+exceptions: an exception would end the server.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ log = logging.getLogger(__name__)
 
 
 def register(*, arrived: str = "") -> None:
-    """Join this process; does nothing the second time, where Retuned is off, or is not told where.
+    """Attach to this process.
 
-    Never raises. Loads neither PyTorch nor Triton: what needs them is installed once they are
-    there. Nothing listens before a kernel of this process can be swapped.
+    Does nothing the second time, if Retuned is off, or without a socket folder.
+
+    Never raises. Loads neither PyTorch nor Triton: parts that need them are installed once they are
+    loaded. The process does not listen before one of its kernels can be swapped.
 
     Parameters
     ----------
     arrived
-        Module whose code has just run; Python still says that it is being imported.
+        Module whose code has just run; Python still marks it as being imported.
     """
     try:
         from retuned.runtime.plugins.join import join
 
         join(arrived=arrived)
-    except Exception:  # a stranger's server: it goes on without Retuned, and says so in its log
-        log.exception("cannot join this process; it goes on without Retuned")
+    except Exception:  # another project's server: it runs without Retuned, and logs why
+        log.exception("cannot attach to this process; it runs without Retuned")

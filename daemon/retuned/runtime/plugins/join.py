@@ -1,9 +1,9 @@
-"""Join a process of a server: attach the runtime, install each part once what it needs is there.
+"""Join a process of a server: attach the runtime, install each part once its modules are loaded.
 
-A server's plugins are called early, when PyTorch is there and Triton may not be; or late, in a
-worker that has everything. So what is missing is waited for. Processes of a server that launch no
-kernel of their own (front ends, routers, engine cores) never open a socket: an order that goes to
-every process that listens would wait for them in vain.
+A server calls its plugins early, when PyTorch is loaded and Triton may not be; or late, in a worker
+that has loaded everything. So this module waits for missing modules. Processes of a server that
+launch no kernels (front ends, routers, engine cores) never open a socket: otherwise an order to
+every listening process would wait for them.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Something that is installed beside the slots."""
+    """A part of the runtime that is installed in addition to slots."""
 
     name: str
     """For the log."""
     switch: str
-    """Variable that leaves it out where it is ``off``."""
+    """Variable that skips it if set to ``off``."""
     needs: str
-    """Module that has to be there first."""
+    """Module that must be loaded first."""
     install: Callable[[Runtime], object]
-    """Installs it; what it returns is for the log."""
+    """Installs it; its result is logged."""
     only_with: str = ""
-    """Variable without which the module will not come, and is not waited for."""
+    """Variable without which the module is never loaded, and is not waited for."""
 
 
 def intercept_triton(runtime: Runtime) -> object:
@@ -50,14 +50,13 @@ def intercept_triton(runtime: Runtime) -> object:
 
 
 def follow_graphs(_runtime: Runtime) -> object:
-    """Follow the graphs that PyTorch captures, from before the first is."""
+    """Follow the graphs that PyTorch captures, starting before the first one."""
     from retuned.runtime.graphs.process import process_graphs
 
     return process_graphs().reason or "on"
 
 
 def vllm_operators(runtime: Runtime) -> object:
-    """Put slots behind vLLM's operators."""
     from retuned.runtime.plugins.operators_table import VLLM
 
     return runtime.override(*VLLM)
@@ -71,7 +70,6 @@ def sgl_kernel_operators(runtime: Runtime) -> object:
 
 
 def sglang_operators(runtime: Runtime) -> object:
-    """Put slots behind SGLang's own operators."""
     from retuned.runtime.plugins.operators_table import SGLANG
 
     return runtime.override(*SGLANG)
@@ -97,11 +95,11 @@ PARTS = (
         sglang_operators,
     ),
 )
-"""What a joined process gets."""
+"""Parts of a process that a plugin has attached to."""
 
 
 class PluginAttachment:
-    """The one joining of this process."""
+    """The one attachment of this process by a plugin."""
 
     def __init__(self, parts: tuple[Part, ...] = PARTS) -> None:
         self._parts = parts
@@ -112,21 +110,21 @@ class PluginAttachment:
         self.renew()
 
     def renew(self) -> None:
-        """Replace what another thread of the parent may have held when this child was forked."""
+        """Replace the lock that another thread of the parent may have held at the fork."""
         self._lock = threading.RLock()
 
     @property
     def runtime(self) -> Runtime | None:
-        """What is attached to this process; None before."""
+        """Runtime attached to this process; None before."""
         return self._runtime
 
     def join(self, *, arrived: str = "") -> Runtime | None:
-        """Attach, and install what can be; called again, what has become possible since.
+        """Attach, and install the possible parts; a later call installs those that became possible.
 
         Parameters
         ----------
         arrived
-            Module whose code has just run; Python still says that it is being imported.
+            Module whose code has just run; Python still marks it as being imported.
         """
         if _is_off("RETUNED_RUNTIME"):
             return None
@@ -143,7 +141,7 @@ class PluginAttachment:
             return runtime
 
     def leave(self) -> None:
-        """Take back what `join` did, as far as it can be; for tests and for people."""
+        """Undo `join` as far as possible; for tests and for people."""
         with self._lock:
             if self._watch is not None:
                 self._watch.remove()
@@ -154,7 +152,7 @@ class PluginAttachment:
             self._done.clear()
 
     def _attached(self) -> Runtime:
-        """Return the runtime of this process: the server's own, if it has attached one by hand."""
+        """Return the runtime of this process: the server's own, if its code has attached one."""
         there = attached()
         if self._runtime is None or self._runtime not in there:
             self._done.clear()
@@ -163,7 +161,7 @@ class PluginAttachment:
         return self._runtime
 
     def _install(self, part: Part, runtime: Runtime) -> bool:
-        """Install a part if it can be; False if it has to wait."""
+        """Install a part if possible; False if it has to wait."""
         if part.name in self._done or _is_off(part.switch):
             return True
         if part.only_with and not os.environ.get(part.only_with):
@@ -173,33 +171,33 @@ class PluginAttachment:
         self._done.add(part.name)
         try:
             log.info("%s: %s", part.name, part.install(runtime))
-        except Exception:  # one part that fails takes neither the others nor the server with it
-            log.exception("%s: not installed; the server goes on without it", part.name)
+        except Exception:  # a failure of one part must not stop the others or the server
+            log.exception("%s: not installed; the server runs without it", part.name)
         return True
 
     def _came(self, name: str) -> None:
-        """Go on after an import; inside of it, so nothing may be raised."""
+        """Continue after an import; runs inside it, so it must not raise."""
         try:
             self.join(arrived=name)
         except Exception:  # inside another module's import of `name`, which must not fail
-            log.exception("cannot go on after the import of %s", name)
+            log.exception("cannot continue after the import of %s", name)
 
 
 _JOINING = PluginAttachment()
 
 
 def join(*, arrived: str = "") -> Runtime | None:
-    """Join this process; see `Joining.join`."""
+    """Attach to this process; see `PluginAttachment.join`."""
     return _JOINING.join(arrived=arrived)
 
 
 def joined() -> Runtime | None:
-    """Return the runtime of this process if a plugin has joined it; else None."""
+    """Return the runtime of this process if a plugin has attached it; else None."""
     return _JOINING.runtime
 
 
 def _name() -> str:
-    """Name of the server, for people."""
+    """Return the name of the server, for people."""
     named = os.environ.get("RETUNED_SERVER", "")[:64]
     return named or next((each for each in ("vllm", "sglang") if each in sys.modules), "python")
 

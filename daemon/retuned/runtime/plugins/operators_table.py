@@ -1,7 +1,7 @@
-"""Operators of vLLM and SGLang that the catalog has definitions for.
+"""Operators of vLLM and SGLang for which the catalog has definitions.
 
-Read from vllm 0.33.0, sglang 0.5.23 and sglang-kernel 0.4.10. A schema is matched to the letter: of
-another version, whose arguments may mean something else, the operator is left alone. Definitions
+Read from vllm 0.33.0, sglang 0.5.23 and sglang-kernel 0.4.10. A schema must match exactly: an
+operator of another version, whose arguments may have another meaning, is not changed. Definitions
 that the catalog has for one epsilon only are bound for that epsilon.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from retuned.runtime.torch_ops.binding import Binding, InputBinding, OutputBinding, View
 
 _EPSILON = 1e-6
-"""That of the catalog's normalisations."""
+"""Epsilon of the catalog's normalisations."""
 _ROWS, _HEADS = View.ROWS, View.HEADS
 
 
@@ -127,7 +127,10 @@ VLLM = (
         equal=(("rope_dim_offset", 0), ("inverse", False)),
     ),
 )
-"""Of vLLM's own library. Its ``gelu_and_mul`` is the exact form, which the catalog has not."""
+"""Of vLLM's own library.
+
+Its ``gelu_and_mul`` is the exact form, which the catalog does not have.
+"""
 
 SGL_KERNEL = (
     _norm(

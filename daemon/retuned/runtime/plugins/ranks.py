@@ -1,8 +1,8 @@
-"""Which rank of a server this process is, as far as anybody here can tell; asked, never waited for.
+"""Ranks of this process in a server, as far as known without waiting.
 
-A server of several GPUs is a process per rank. The servers tell their ranks to Python objects, the
-launchers to environment variables; both are read where they are there already. Nothing is imported,
-and no function that is called talks to other ranks.
+A server of several GPUs has one process per rank. The servers store their ranks in Python objects,
+the launchers in environment variables; both are read if they exist. Nothing is imported, and no
+called function communicates with other ranks.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _VARIABLES = {
     "local_rank": ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"),
     "world_size": ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS"),
 }
-"""What launchers set, the most telling first."""
+"""Variables that launchers set, the most specific first."""
 _SERVERS = ("vllm.distributed.parallel_state", "sglang.srt.distributed.parallel_state")
 _GROUPS = (("tp", "get_tp_group"), ("pp", "get_pp_group"))
 _NOT_THERE = (
-    AssertionError,  # groups that are not made yet
+    AssertionError,  # groups that do not exist yet
     AttributeError,
     LookupError,
     RuntimeError,
@@ -32,12 +32,12 @@ _MOST = 1 << 20
 
 
 def ranks() -> dict[str, int]:
-    """Return rank, local_rank, world_size, and tp/pp rank and size; what is not known is left out.
+    """Return rank, local_rank, world_size, and tp/pp rank and size; unknown ones are left out.
 
-    A process group that PyTorch has made is believed before the environment.
+    A process group of PyTorch takes precedence over the environment.
     """
-    told = {name: number_of_environment(*given) for name, given in _VARIABLES.items()}
-    found = {name: value for name, value in told.items() if value is not None}
+    named = {name: number_of_environment(*given) for name, given in _VARIABLES.items()}
+    found = {name: value for name, value in named.items() if value is not None}
     torch = sys.modules.get("torch.distributed")
     try:
         if torch is not None and torch.is_available() and torch.is_initialized():
@@ -52,7 +52,7 @@ def ranks() -> dict[str, int]:
     return found
 
 
-def _group(module: Any, function: str, name: str) -> dict[str, int]:  # noqa: ANN401 - a stranger's
+def _group(module: Any, function: str, name: str) -> dict[str, int]:  # noqa: ANN401 - a server's
     try:
         group = getattr(module, function)()
         return _whole(**{f"{name}_rank": group.rank_in_group, f"{name}_size": group.world_size})
@@ -61,7 +61,7 @@ def _group(module: Any, function: str, name: str) -> dict[str, int]:  # noqa: AN
 
 
 def _whole(**values: object) -> dict[str, int]:
-    """Keep what is a number of processes; anything else was not meant for us."""
+    """Keep values that are valid numbers of processes; ignore others."""
     return {
         name: value for name, value in values.items() if type(value) is int and 0 <= value < _MOST
     }

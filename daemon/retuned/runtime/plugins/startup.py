@@ -1,8 +1,8 @@
-"""Wait for PyTorch in a process that may never load it, then join; for injected processes.
+"""Startup of injected processes: wait for PyTorch, which may never be loaded, then attach.
 
-``site/sitecustomize.py`` loads this file by its path when an interpreter starts, so it imports
-nothing that costs: no typing, no logging, not even this package. A program that never imports one
-of `SERVERS` has one more object on ``sys.meta_path``, and that is all.
+``site/sitecustomize.py`` loads this file by its path when an interpreter starts, so its imports
+must be cheap: no typing, no logging, not even this package. A program that never imports one of
+`SERVERS` only has one more object on ``sys.meta_path``.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from typing import Any
 
 SERVERS = ("torch", "triton", "vllm", "sglang")
-"""Whoever imports one of these may be a server."""
+"""A program that imports one of these may be a server."""
 _OFF = ("off", "0", "false")
 
 
 class ImportWatch:
-    """Calls back when a module has been imported, then takes itself off ``sys.meta_path``.
+    """Calls back when a module has been imported, then removes itself from ``sys.meta_path``.
 
-    It finds nothing itself: it asks the finders that follow, and sees the loader that they name
-    through one execution. The module keeps its own loader, and a failed import stays one.
+    It finds nothing itself: it calls the finders that follow, and wraps the loader of their result
+    for one execution. The module keeps its own loader, and a failed import still fails.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class ImportWatch:
     then
         Called with the name, after the module's code has run; must not raise.
     once
-        Leave after the first of them, not after all.
+        Remove itself after the first of them, not after all.
     """
 
     def __init__(
@@ -47,18 +47,17 @@ class ImportWatch:
         self._once = once
 
     def install(self) -> None:
-        """Begin to watch."""
         sys.meta_path.insert(0, self)
 
     def remove(self) -> None:
-        """End it; imports that have begun still call back."""
+        """Stop watching; imports that have begun still call back."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return what the finders after this one find, with an ear in its loader."""
+        """Return what the finders after this one find, with a wrapped loader."""
         if name not in self._names:
             return None
         for finder in tuple(sys.meta_path):
@@ -78,7 +77,7 @@ class ImportWatch:
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            vars(loader).pop("exec_module", None)  # as it was, before anybody's code runs
+            vars(loader).pop("exec_module", None)  # restored before the module's code runs
             execute(module)
             if module.__name__ == spec.name:
                 self._seen(spec.name)
@@ -86,7 +85,7 @@ class ImportWatch:
         try:
             loader.exec_module = exec_module
         except (AttributeError, TypeError):
-            return  # a loader that cannot be listened in to: the program goes on without us
+            return  # a loader that cannot be wrapped: the program runs without Retuned
 
     def _seen(self, name: str) -> None:
         if name in self._names:
@@ -105,11 +104,11 @@ def is_loaded(name: str) -> bool:
 
 
 def start() -> None:
-    """Join when this process turns out to run PyTorch; called by ``sitecustomize``."""
+    """Attach when this process imports PyTorch; called by ``sitecustomize``."""
     if os.environ.get("RETUNED_RUNTIME", "").strip().lower() in _OFF:
         return
     if not os.environ.get("RETUNED_SOCKET_DIR"):
-        return  # nobody could talk to the runtime: there is nothing to join
+        return  # without a socket nothing can use the runtime
     if any(is_loaded(name) for name in SERVERS):
         join("")
     else:
@@ -117,13 +116,13 @@ def start() -> None:
 
 
 def join(name: str) -> None:
-    """Join, by the ``retuned`` that this process has, else by the one that this file belongs to."""
+    """Attach, by the ``retuned`` of this process, else by the one that this file belongs to."""
     try:
         _bring()
         from retuned.runtime.plugins import register
 
         register(arrived=name)
-    except Exception:  # this runs inside the import of somebody's PyTorch, which must not fail
+    except Exception:  # this runs inside the import of the server's PyTorch, which must not fail
         import logging
 
         logging.getLogger("retuned.runtime.plugins").debug("cannot join", exc_info=True)
@@ -132,14 +131,14 @@ def join(name: str) -> None:
 def _bring() -> None:
     """Make ``retuned`` importable without a new entry on ``sys.path``.
 
-    Beside this copy of it there may be a whole environment, which is not the server's.
+    The folder of this copy may contain a whole environment that is not the server's.
     """
     import importlib.util
 
     if importlib.util.find_spec("retuned") is not None:
         return
     root = os.path.realpath(__file__)
-    for _ in range(4):  # plugins, runtime, retuned, and the folder that holds it
+    for _ in range(4):  # plugins, runtime, retuned, and its parent folder
         root = os.path.dirname(root)
     spec = PathFinder.find_spec("retuned", [root])
     if spec is None or spec.loader is None:

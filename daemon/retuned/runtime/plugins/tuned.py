@@ -1,4 +1,4 @@
-"""Tuned-config files of vLLM, SGLang, AITER and TunableOp: orders on them are taken once joined."""
+"""Tuned-config files of vLLM, SGLang, AITER and TunableOp: orders for them after attaching."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 
 def tune_files(runtime: Runtime) -> object:
-    """Take orders on files; which servers are there is found out with each.
+    """Accept orders for files; the servers in this process are detected at each order.
 
-    A process that reads no such file refuses them. It opens no socket for their sake: a server
-    whose kernels run here has one.
+    A process that reads no such file refuses them. It opens no socket for them: a server whose
+    kernels run here has one.
     """
     return {kind: module for kind, module in runtime.tune_files().items() if module} or "on"

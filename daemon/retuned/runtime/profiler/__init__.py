@@ -1,8 +1,8 @@
-"""Short windows of the server's own profiler, taken by the runtime and left for whoever watches.
+"""Profiler windows of the server, taken by the runtime and written for the node agent.
 
-A server that nobody profiles has no traces, and without traces no drift is seen. So a thread of
-the runtime opens ``torch.profiler``'s recording now and then for some milliseconds and leaves the
-file in the folder that ``RETUNED_TRACE_DIR`` names. ``pacing`` decides when and for how long, pure;
-``seams`` keeps clear of the server's own profiler; ``recording`` is all that speaks to PyTorch;
-``folder`` writes files that are whole or not there; ``service`` is the thread.
+Without traces of a server no drift is detected. So a thread of the runtime opens
+``torch.profiler``'s recording periodically for some milliseconds and writes the file to the folder
+in ``RETUNED_TRACE_DIR``. ``schedule`` decides when and for how long, and is pure. ``ownership``
+avoids conflicts with the server's own profiler. ``recorder`` is the only module that calls PyTorch.
+``folder`` writes complete files or none. ``service`` is the thread.
 """

@@ -1,7 +1,7 @@
-"""The folder that a sidecar watches: files come whole, and it never fills.
+"""Folder that a sidecar watches: files appear complete, and the folder never fills up.
 
-A file is written under a hidden name and renamed. Who watches may be another user, as a sidecar is:
-so files can be read by all, and whoever may write to the folder may remove them.
+A file is written under a hidden name and renamed. The reader may be another user, as a sidecar is.
+So all users may read the files, and a user who may write to the folder may remove them.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ SUFFIX = ".pt.trace.json.gz"
 _PREFIX = ".retuned-"
 _HIDDEN = ".part"
 MAX_FILES = 4096
-"""Files looked at; a folder with more counts as full."""
+"""Files examined; a folder with more counts as full."""
 _STALE_S = 600.0
-"""What lies half written for so long is nobody's any more."""
+"""An incomplete file of this age is removed, seconds."""
 _PIECE = 1 << 18
 _KERNEL = b'"cat": "kernel"'
 
 
 class FolderUnusable(Exception):
-    """The folder takes no file now; the reason is a stable code."""
+    """The folder accepts no file now; the reason is a stable code."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -35,7 +35,7 @@ class FolderUnusable(Exception):
 def check(folder: Path, max_bytes: int, *, now_s: float | None = None) -> None:
     """Raise `FolderUnusable` if nothing may be written: ``folder-missing``, ``folder-full``.
 
-    Half-written files of processes that are gone are removed first.
+    Incomplete files of processes that ended are removed first.
     """
     now_s = time.time() if now_s is None else now_s
     total = 0
@@ -55,7 +55,7 @@ def check(folder: Path, max_bytes: int, *, now_s: float | None = None) -> None:
     except FileNotFoundError as error:
         if not folder.is_dir():
             raise FolderUnusable("folder-missing") from error
-        return  # a file went while we looked: the reader is at work
+        return  # the reader has removed a file during the scan
     except OSError as error:
         raise FolderUnusable("folder-missing") from error
     if len(found) > MAX_FILES or total > max_bytes:
@@ -65,21 +65,21 @@ def check(folder: Path, max_bytes: int, *, now_s: float | None = None) -> None:
 
 
 def plain_path(folder: Path, name: str) -> Path:
-    """Return where the profiler writes before a file is whole."""
+    """Return where the profiler writes before a file is complete."""
     return folder / f"{_PREFIX}{name}.json{_HIDDEN}"
 
 
 def publish(plain: Path, target: Path, *, max_bytes: int) -> int:
-    """Compress what the profiler wrote and give it its name; return the kernels of a GPU in it.
+    """Compress the profiler's file and rename it; return the number of GPU kernels in it.
 
-    Compression lets the interpreter go. `plain` is removed whatever happens.
+    Compression releases the interpreter lock. `plain` is removed in any case.
 
     Raises
     ------
     FolderUnusable
         ``too-large``: the file alone would have more than `max_bytes` before it is compressed.
     OSError
-        If it cannot be written; nothing is left behind.
+        If it cannot be written; no file remains.
     """
     hidden = target.with_name(f"{_PREFIX}{target.name}{_HIDDEN}")
     kernels, tail = 0, b""

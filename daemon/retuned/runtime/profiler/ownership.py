@@ -1,10 +1,9 @@
-"""The server's own profiler comes first, always.
+"""Ownership of the profiler: the server's own profiler always has priority.
 
-Two recordings in one process are not a thing that PyTorch stands: the second cancels the first,
-and to write what was cancelled ends the process. Every profiler of PyTorch's Python side passes
-three functions that ``torch.autograd.profiler`` holds by name. They are stood in for: somebody
-else's recording is known from the moment it prepares itself, and it waits until a window of ours
-is closed.
+PyTorch does not support two recordings in one process: the second cancels the first, and writing
+the cancelled one ends the process. Every Python profiler of PyTorch calls three functions that
+``torch.autograd.profiler`` looks up by name. They are wrapped: so another recording is detected
+when it prepares itself, and it waits until a window of the runtime is closed.
 """
 
 from __future__ import annotations
@@ -20,24 +19,24 @@ log = logging.getLogger(__name__)
 _BEGINS = ("_prepare_profiler", "_enable_profiler")
 _ENDS = "_disable_profiler"
 WAIT_S = 60.0
-"""Longest time that the server's own profiler waits for a window of ours to close."""
+"""Longest time that the server's own profiler waits for a window to close."""
 _MARK = "_retuned_seam"
 
 
 class ProfilerOwnership:
-    """Whose turn to profile it is in this process."""
+    """Owner of the profiler in this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._theirs: set[int] = set()
         self._ours: int | None = None
         self.wanted = threading.Event()
-        """Set while another user waits for our window to close."""
+        """Set while another user waits for the window to close."""
         self._closed = threading.Event()
         self._closed.set()
 
     def begin(self) -> bool:
-        """Take the turn for this thread; False while another user profiles."""
+        """Acquire the profiler for this thread; False while another user profiles."""
         with self._lock:
             if self._theirs or self._ours is not None:
                 return False
@@ -52,23 +51,23 @@ class ProfilerOwnership:
             self._closed.set()
 
     def give_way(self, wait_s: float = WAIT_S) -> bool:
-        """Have our window closed and wait until it is; False if it still is not."""
+        """Request that the window is closed and wait for it; False if it is still open."""
         if self._ours == threading.get_ident():
             return True
         self.wanted.set()
         return self._closed.wait(wait_s)
 
     def theirs_begins(self) -> None:
-        """Note that the server profiles, and wait for our window to close. Never raises."""
+        """Record that the server profiles, and wait for the window to close. Never raises."""
         if self._ours == threading.get_ident():
             return
-        with self._lock:  # from here on no window of ours begins
+        with self._lock:  # from here on no window begins
             self._theirs.add(threading.get_ident())
         if not self.give_way():
-            log.error("a profiler window does not close; the server's own profiler goes on")
+            log.error("a profiler window does not close; the server's own profiler continues")
 
     def theirs_ends(self) -> None:
-        """Note that a profiler of the server's has ended; by another thread, all have."""
+        """Record that a profiler of the server has ended; if called by another thread, all have."""
         own = threading.get_ident()
         if self._ours == own:
             return
@@ -77,14 +76,14 @@ class ProfilerOwnership:
 
 
 def install(profiler: Any, turns: ProfilerOwnership) -> bool:  # noqa: ANN401 - torch.autograd.profiler
-    """Stand in for a module's three functions; False if it has not got them, and is left alone.
+    """Wrap a module's three functions; False if it does not have them, and is not changed.
 
     Parameters
     ----------
     profiler
         The module.
     turns
-        Told of what others do.
+        Notified of other recordings.
     """
     if any(not callable(getattr(profiler, name, None)) for name in (*_BEGINS, _ENDS)):
         return False
@@ -100,7 +99,7 @@ def install(profiler: Any, turns: ProfilerOwnership) -> bool:  # noqa: ANN401 - 
 
 
 def remove(profiler: Any, turns: ProfilerOwnership) -> None:  # noqa: ANN401 - torch.autograd.profiler
-    """Take back what `install` did, as far as nobody has stood in for it since."""
+    """Undo `install`, unless other code has wrapped the functions since."""
     for name in (*_BEGINS, _ENDS):
         found: Any = getattr(profiler, name, None)
         if getattr(found, _MARK, None) is turns:

@@ -1,9 +1,9 @@
-"""All that windows know of PyTorch: whether one can be taken, and taking it.
+"""Recorder of windows, the only module that calls PyTorch's profiler.
 
-The recording is begun and ended by the same thread, ours, and asks for the operators of all
-threads; without that a recording only sees the thread that began it. ``torch.autograd.profiler`` is
-what ``torch.profiler`` is made of; taken directly it imports no compiler, which would take seconds
-of the server's time. PyTorch is never imported here, only found.
+The recording is started and stopped by the same thread of the runtime, and requests the operators
+of all threads; otherwise a recording only contains the thread that started it. ``torch.profiler``
+is built on ``torch.autograd.profiler``; using the latter directly imports no compiler, which would
+take seconds of the server's time. PyTorch is never imported here, only looked up.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from retuned.runtime.profiler.schedule import Cost
 from retuned.runtime.schema import Refused
 
 DETACHES = (12, 6)
-"""From this CUDA on CUPTI can leave a process that has captured graphs."""
+"""From this CUDA version on, CUPTI can detach from a process that has captured graphs."""
 _OTHERS = ("KINETO_USE_DAEMON", "CUDA_INJECTION64_PATH", "ROCP_TOOL_LIBRARIES", "HSA_TOOLS_LIB")
-"""Variables that show another profiler in the process."""
+"""Variables that indicate another profiler in the process."""
 Quiet = Callable[[], AbstractContextManager[None]]
 
 
 def cupti_leaves(cuda: str | None, variables: Mapping[str, str]) -> bool:
-    """Whether CUPTI leaves the process after a recording, or may be told to.
+    """Whether CUPTI detaches from the process after a recording, or can be configured to.
 
-    Where it stays, every launch after the first window is slower.
+    If it stays attached, every launch after the first window is slower.
 
     Examples
     --------
@@ -55,22 +55,22 @@ class Recorder:
     Parameters
     ----------
     quiet
-        Holds off captures of graphs while entered; raises `Refused` under one.
+        Blocks captures of graphs in its context; raises `Refused` during one.
     """
 
     def __init__(self, quiet: Quiet) -> None:
         self.turns = ownership.ProfilerOwnership()
         self.cost = Cost()
-        """What the last window took, written or not."""
+        """Cost of the last window, written or not."""
         self._quiet = quiet
 
     def guard(self) -> bool:
-        """Know from now on when the server profiles; False where that cannot be known."""
+        """Detect from now on when the server profiles; False if that is not possible."""
         profiler = sys.modules.get("torch.autograd.profiler")
         return profiler is not None and ownership.install(profiler, self.turns)
 
     def unready(self) -> str:
-        """Say by a code why no window can be taken now; empty where one can."""
+        """Return the reason code why no window can be taken now; empty if one can."""
         torch = sys.modules.get("torch")
         profiler = sys.modules.get("torch.autograd.profiler")
         if torch is None or profiler is None or not hasattr(torch, "cuda"):
@@ -78,7 +78,7 @@ class Recorder:
         if any(os.environ.get(name) for name in _OTHERS):
             return "another-profiler"
         if ranks().get("rank", 0) != 0:
-            return "other-rank"  # ranks wait for each other: one pays, all do
+            return "other-rank"  # ranks wait for each other, so one slow rank delays all
         if _experimental(torch) is None:
             return "no-all-threads"
         if not self.guard():
@@ -96,12 +96,12 @@ class Recorder:
 
     @property
     def on_device(self) -> bool:
-        """Whether a recording sees a GPU."""
+        """Whether a recording includes a GPU."""
         torch = sys.modules.get("torch")
         return torch is not None and bool(torch.cuda.is_initialized())
 
     def allocations(self) -> int:
-        """Return how often memory of the device was asked for: eager work asks for it."""
+        """Return the number of device allocations: eager work allocates."""
         torch = sys.modules.get("torch")
         device = _device(torch) if torch is not None and self.on_device else None
         if torch is None or device is None:
@@ -109,21 +109,21 @@ class Recorder:
         return int(torch.cuda.memory_stats(device).get("allocation.all.allocated", 0))
 
     def take(self, length_s: float, plain: Path) -> None:
-        """Record for `length_s` seconds and write what was seen, as the profiler writes it.
+        """Record for `length_s` seconds and write the profiler's file.
 
         Raises
         ------
         Refused
-            ``another-profiler``, ``capturing``; ``yielded`` where the server wanted to profile.
+            ``another-profiler``, ``capturing``; ``yielded`` if the server wanted to profile.
         RuntimeError, OSError
-            As PyTorch says it.
+            As raised by PyTorch.
         """
         self.cost = Cost()
         torch = sys.modules["torch"]
         device = _device(torch) if self.on_device else None
         if device is not None:
             os.environ.setdefault("TEARDOWN_CUPTI", "1")  # read when a recording ends
-            torch.cuda.set_device(device)  # of this thread: another would begin a context there
+            torch.cuda.set_device(device)  # for this thread: otherwise it would create a context
         if not self.turns.begin():
             raise Refused("another-profiler", detail="the server is profiling")
         try:
@@ -135,7 +135,7 @@ class Recorder:
         start_s = time.perf_counter()
         results = profile.kineto_results
         if results is None or results.trace_start_ns() == 0:
-            # somebody's recording in C++ has cancelled ours: to write that ends the process
+            # a recording in C++ has cancelled this one: writing it would end the process
             raise Refused("another-profiler", detail="the recording was cancelled")
         results.save(str(plain))
         self.cost += Cost(stalled_s=time.perf_counter() - start_s)
@@ -154,7 +154,7 @@ class Recorder:
             try:
                 profile.__enter__()
             except BaseException:
-                getattr(module, "_run_on_profiler_stop", int)()  # or all think that one records
+                getattr(module, "_run_on_profiler_stop", int)()  # otherwise it counts as recording
                 raise
         opened_s = time.perf_counter()
         try:
@@ -168,30 +168,30 @@ class Recorder:
         return profile
 
     def _stop(self, torch: Any, profile: Any, device: int | None) -> None:  # noqa: ANN401
-        """End the recording; waits for the device only where no graph is being captured."""
-        profile.use_device = None  # it would wait for the device by itself, under a capture too
+        """End the recording; wait for the device only if no graph is being captured."""
+        profile.use_device = None  # otherwise it waits for the device, even during a capture
         try:
             with self._quiet():
                 if device is not None:
                     torch.cuda.synchronize(device)
         except (Refused, RuntimeError):
-            pass  # what is still under way is not in the file
+            pass  # running launches are not in the file
         profile.__exit__(None, None, None)
 
 
 def _experimental(torch: Any) -> Any | None:  # noqa: ANN401 - a module; its settings
-    """Return settings that ask for all threads; None where this PyTorch has none."""
+    """Return settings that request all threads; None if this PyTorch has none."""
     made = getattr(getattr(torch._C, "_profiler", None), "_ExperimentalConfig", None)
     for more in ({"trace_only": True}, {}):
         try:
             return made(profile_all_threads=True, **more) if made is not None else None
         except TypeError:
-            continue  # an older one does not know it
+            continue  # an older PyTorch without this setting
     return None
 
 
 def _device(torch: Any) -> int | None:  # noqa: ANN401 - a module
-    """Return the device that this process works on; asking begins no context anywhere."""
+    """Return the device that this process works on, without creating a context."""
     for index in range(torch.cuda.device_count()):
         if torch.cuda.memory_reserved(index) > 0:
             return index

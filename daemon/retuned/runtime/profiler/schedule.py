@@ -1,4 +1,4 @@
-"""When windows are taken and for how long: pure."""
+"""Schedule of windows: when and for how long; pure."""
 
 from __future__ import annotations
 
@@ -10,33 +10,34 @@ from dataclasses import dataclass
 log = logging.getLogger(__name__)
 
 MIN_LENGTH_S = 0.005
-"""No window is shorter: a step of a small model fits in."""
+"""Shortest window: a step of a small model fits in."""
 MAX_STALL_S = 0.02
-"""Writing a trace holds the interpreter, so longer stalls make the next window shorter."""
+"""A longer stall makes the next window shorter, because writing a trace holds the interpreter."""
 MAX_PAUSE_S = 3600.0
-"""A window that was dear is followed by another after this at the latest."""
+"""Longest pause after a window with a high cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """How often and how long; what a server's owner may say."""
+    """Frequency and length, which a server's owner may configure."""
 
     every_s: float = 90.0
-    """From one window to the next, seconds, unless the budget wants it later; drawn out by up to a
-    fifth so that replicas do not coincide."""
+    """From one window to the next, seconds, or longer if the budget requires it.
+
+    Extended by up to a fifth at random, so that replicas do not coincide.
+    """
     length_s: float = 0.2
-    """Longest time that is recorded, seconds."""
+    """Longest recorded time, seconds."""
     budget_ratio: float = 0.01
-    """Most of all time that windows may take, with starting, stopping and writing."""
+    """Maximum share of all time for windows, including starting, stopping and writing."""
     folder_bytes: int = 256 << 20
-    """Nothing is written while the folder holds more; half of what a sidecar lets lie there."""
+    """Nothing is written while the folder has more; half of what a sidecar allows."""
 
 
 def rule_of(variables: Mapping[str, str]) -> Rule | None:
-    """Read what the environment says; None where no windows are to be taken.
+    """Read the rule from the environment; None if no windows must be taken.
 
-    A value that cannot be used is said in the log, and the default stands: a server's start is no
-    place to fail.
+    An invalid value is logged, and the default applies: a server's start must not fail for it.
 
     Examples
     --------
@@ -71,20 +72,20 @@ def _number(
     low, high = bounds
     if low <= value <= high:
         return value
-    log.error("%s is %.40r, no number from %g to %g: %g is taken", name, text, low, high, default)
+    log.error("%s is %.40r, not a number from %g to %g: using %g", name, text, low, high, default)
     return default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What one window took."""
+    """Cost of one window."""
 
     open_s: float = 0.0
-    """Time that was recorded, seconds; all of it is charged, though the server goes on in it."""
+    """Recorded time, seconds; all of it is charged, although the server continues during it."""
     beside_s: float = 0.0
     """Starting and stopping, seconds."""
     stalled_s: float = 0.0
-    """Writing what the profiler holds, seconds: the interpreter waits for it."""
+    """Writing the profiler's data, seconds; the interpreter waits for it."""
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -95,7 +96,6 @@ class Cost:
 
     @property
     def total_s(self) -> float:
-        """All of it, seconds."""
         return self.open_s + self.beside_s + self.stalled_s
 
 
@@ -111,7 +111,7 @@ def first_pause(rule: Rule, chance: float) -> float:
 
 
 def next_pause(rule: Rule, cost: Cost, chance: float) -> float:
-    """Return the seconds until the next window, so that the budget holds over both.
+    """Return the seconds until the next window, so that the budget is met.
 
     Examples
     --------
@@ -125,12 +125,12 @@ def next_pause(rule: Rule, cost: Cost, chance: float) -> float:
 
 
 def first_length(rule: Rule) -> float:
-    """Return how long the first window is, seconds: short, since nobody knows what it brings."""
+    """Return the length of the first window, seconds: short, since its cost is unknown."""
     return max(MIN_LENGTH_S, rule.length_s / 8.0)
 
 
 def next_length(rule: Rule, length_s: float, cost: Cost) -> float:
-    """Return how long the next window is, seconds: twice as long, or shorter after a stall.
+    """Return the length of the next window, seconds: twice as long, or shorter after a stall.
 
     Examples
     --------

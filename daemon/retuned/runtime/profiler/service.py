@@ -1,4 +1,4 @@
-"""The thread that takes windows, and what it says of itself. Nothing of it reaches the server."""
+"""Service thread that takes windows, and its report. Its failures do not reach the server."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from retuned.runtime.schema import Refused
 log = logging.getLogger(__name__)
 
 MAX_EMPTY = 3
-"""So many windows in a row without a kernel of a GPU that was busy, and no more are taken."""
+"""Windows are stopped after this many in a row without a kernel of a busy GPU."""
 MAX_FAILED = 3
-"""So many failures in a row, and no more are taken."""
+"""Windows are stopped after this many failures in a row."""
 _CLOSE_S = 10.0
 _FORK_S = 5.0
 
 
 class Windows:
-    """Windows of this process; begins nothing before `start`.
+    """Windows of this process; nothing begins before `start`.
 
     Parameters
     ----------
     folder
-        Where files go.
+        Where files are written.
     rule
         How often and how long.
     launched
-        Returns a number that grows as the server works on.
+        Returns a number that grows while the server works.
     quiet
-        Holds off captures of graphs while entered.
+        Blocks captures of graphs in its context.
     """
 
     def __init__(
@@ -77,19 +77,19 @@ class Windows:
         self._spent = Cost()
 
     def start(self) -> None:
-        """Begin to take windows, once. Never raises."""
+        """Start to take windows, once. Never raises."""
         if self._thread is not None or self._ended.is_set():
             return
         thread = threading.Thread(target=self._run, name="retuned-windows", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:
-            log.error("no profiler windows, the server goes on without them: %s", error)
+            log.error("no profiler windows, the server runs without them: %s", error)
             return
         self._thread = thread
 
     def close(self) -> None:
-        """Take no more windows; one that is open is closed and not written."""
+        """Take no more windows; an open one is closed and not written."""
         self._ended.set()
         self._recorder.turns.give_way(_CLOSE_S)
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -99,18 +99,18 @@ class Windows:
             ownership.remove(profiler, self._recorder.turns)
 
     def before_fork(self) -> None:
-        """Close an open window: a child would go on recording what nobody ever reads."""
+        """Close an open window: a child would continue a recording that nothing reads."""
         self._recorder.turns.give_way(_FORK_S)
 
     def after_fork(self) -> None:
-        """Start over in a forked child: no thread, nothing counted."""
+        """Start over in a forked child: no thread, no counts."""
         profiler, turns = sys.modules.get("torch.autograd.profiler"), self._recorder.turns
         if profiler is not None:
             ownership.remove(profiler, turns)
         self._renew()
 
     def state(self) -> dict[str, Any]:
-        """Return what was taken, what it cost and why windows were left out, as JSON data."""
+        """Return the written windows, their cost and why others were skipped, as JSON data."""
         spent = self._spent
         return {
             "folder": str(self._folder),
@@ -129,25 +129,27 @@ class Windows:
     def _run(self) -> None:
         try:
             self._recorder.guard()
-        except Exception:  # a stranger's module under PyTorch's name
-            log.exception("no profiler windows: the server's own profiler cannot be seen")
+        except Exception:  # another module under PyTorch's name
+            log.exception("no profiler windows: the server's own profiler cannot be observed")
             self._off = "profiler-unknown"
         pause_s = first_pause(self._rule, self._chance.random())
         while not self._ended.wait(pause_s) and not self._off:
             pause_s = self.turn()
 
     def turn(self) -> float:
-        """Take a window if one may be taken; return the seconds until the next. Never raises."""
+        """Take a window if allowed; return the seconds until the next. Never raises."""
         self._recorder.cost = Cost()
         try:
             self._window()
             self._failed = 0
         except (Refused, FolderUnusable) as error:
             self._skip(error.reason)
-        except Exception as error:  # the loop of a thread in somebody's server
+        except Exception as error:  # loop of a thread in another project's server
             self._skip("failed")
             self._failed += 1
-            log.exception("a profiler window failed, the server goes on: %s", type(error).__name__)
+            log.exception(
+                "a profiler window failed, the server continues: %s", type(error).__name__
+            )
             if self._failed >= MAX_FAILED:
                 self._stop("failed")
         cost = self._recorder.cost
@@ -180,7 +182,7 @@ class Windows:
         self._judge(kernels)
 
     def _judge(self, kernels: int) -> None:
-        """End it where a GPU is there and recordings never see it: they cost, and bring nothing."""
+        """Stop if there is a GPU and recordings never include it: they cost and have no use."""
         self._empty = 0 if kernels or not self._recorder.on_device else self._empty + 1
         if self._empty >= MAX_EMPTY:
             self._stop("no-kernels")

@@ -1,1 +1,1 @@
-"""The folder that ``PYTHONPATH`` names; nothing but `sitecustomize` is to be found in it."""
+"""Site folder for ``PYTHONPATH``; it contains only `sitecustomize`."""

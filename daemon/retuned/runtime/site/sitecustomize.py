@@ -1,9 +1,9 @@
-"""Put on ``PYTHONPATH``, every Python of a server runs this at its start.
+"""Site customisation: on ``PYTHONPATH``, every Python of a server runs this at its start.
 
-It runs in every Python program that inherits the variable, whatever its version: so this file stays
-valid for Python 2.7 too, imports nothing that is not loaded already, and first of all steps aside:
-a ``sitecustomize`` that it hides is run as if it were alone. What it does itself is to load
-``plugins/startup.py`` by its path, which waits for PyTorch. Nothing here raises or prints.
+It runs in every Python program that inherits the variable, whatever its version. So this file stays
+valid for Python 2.7 too and imports nothing that is not loaded already. A ``sitecustomize`` that it
+hides is run as if it were alone. Its own task is to load ``plugins/startup.py`` by its path, which
+waits for PyTorch. Nothing here raises or prints.
 
 Not reached: interpreters started with ``-S`` (no site), ``-E`` or ``-I`` (no ``PYTHONPATH``).
 """
@@ -23,10 +23,10 @@ if __name__ == "sitecustomize":  # not where a test or a type checker reads it
             sys.modules["_retuned_startup"] = _startup
             _Loader("_retuned_startup", _file).exec_module(_startup)
             _startup.start()
-        except Exception:  # whatever it is, the program starts as it would without us
+        except Exception:  # any failure: the program starts as it would without Retuned
             pass
 
-    # The next sitecustomize; of what lies before us, whatever brought us here is not run again.
+    # Run the next sitecustomize; entries before and including this folder are not run again.
     _ours = sys.modules.pop("sitecustomize", None)
     _hidden = []
     _found = False
@@ -43,7 +43,7 @@ if __name__ == "sitecustomize":  # not where a test or a type checker reads it
             __import__("sitecustomize")  # it stays in sys.modules, where ours was
         except ImportError as _error:
             if getattr(_error, "name", "sitecustomize") != "sitecustomize":
-                raise  # theirs: site reports it as it would without us
+                raise  # an error of the other file: site reports it as it would without Retuned
         finally:
             for _index, _entry in _hidden:
                 sys.path.insert(_index, _entry)
