@@ -1,1 +1,1 @@
-"""Client of the runtime's control socket, and of the folders beside it."""
+"""Client of the runtime's control socket, and of the folders next to it."""

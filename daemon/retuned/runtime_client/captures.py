@@ -1,7 +1,7 @@
-"""Samples of inputs over the runtime's control socket, process by process; and the fake beside it.
+"""Captured inputs over the runtime's control socket, process by process; and a fake for tests.
 
-What a server says of a sample is checked against the definition before a byte of it is asked for,
-and what comes is counted against the budget whatever was said.
+The description of a sample is checked against the definition before its bytes are requested, and
+received bytes always count against the budget.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["FakeInputTap", "RuntimeCaptures"]
 log = logging.getLogger(__name__)
 
 MOST_SAMPLES = 256
-"""Samples of one process that are looked at."""
+"""Samples of one process that are read."""
 _RETRY_S = 1.0
 
 
@@ -43,9 +43,9 @@ class RuntimeCaptures:
         self._server = RuntimeSocket(path)
 
     def listen(self, definition: str, rule: CaptureRule | None) -> None:
-        """Tell every process; see `InputTap.listen`."""
-        said = None if rule is None else asdict(rule)
-        self._server.ask({"op": "capture", "definition": definition, "rule": said})
+        """Send the rule to every process; see `InputTap.listen`."""
+        body = None if rule is None else asdict(rule)
+        self._server.ask({"op": "capture", "definition": definition, "rule": body})
 
     def captured(self, definition: Definition, *, max_bytes: int) -> Sequence[CapturedInputs]:
         """Fetch from every process; see `InputTap.captured`."""
@@ -55,8 +55,8 @@ class RuntimeCaptures:
             process = RuntimeSocket(path)
             request = {"op": "captured", "definition": definition.name}
             (answer,) = process.ask(request)
-            for said in _entries(answer):
-                sample = _described(said, definition)
+            for entry in _entries(answer):
+                sample = _described(entry, definition)
                 if sample is None or sample.size > left:
                     continue
                 fetched = _fetched(process, definition, sample)
@@ -68,7 +68,7 @@ class RuntimeCaptures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Described:
-    """A sample that fits the definition, as far as words go."""
+    """A sample whose description fits the definition."""
 
     id: str
     axes: dict[str, int]
@@ -85,12 +85,12 @@ def _entries(answer: Mapping[str, Any]) -> list[Any]:
     return entries[:MOST_SAMPLES] if isinstance(entries, list) else []
 
 
-def _described(said: object, definition: Definition) -> _Described | None:
-    """Read what a server says of a sample; None if it does not fit the definition."""
+def _described(entry: object, definition: Definition) -> _Described | None:
+    """Parse the description of a sample; None if it does not fit the definition."""
     try:
-        if not isinstance(said, dict):
+        if not isinstance(entry, dict):
             raise TypeError("it is not an object")
-        key = [_length(length) for length in said["key"]]
+        key = [_length(length) for length in entry["key"]]
         axes = dict(zip(definition.variable_axes, key, strict=True))
         lengths = definition.lengths(axes)
         sizes = {}
@@ -100,14 +100,14 @@ def _described(said: object, definition: Definition) -> _Described | None:
             shape = shape_of(spec, lengths)
             size = math.prod(shape) * numpy_dtype(spec).itemsize
             sizes[name] = (str(spec.dtype), shape, size)
-        told = {
-            str(t["name"]): (str(t["dtype"]), tuple(t["shape"]) or (1,)) for t in said["tensors"]
+        found = {
+            str(t["name"]): (str(t["dtype"]), tuple(t["shape"]) or (1,)) for t in entry["tensors"]
         }
-        if told != {name: each[:2] for name, each in sizes.items()}:
+        if found != {name: each[:2] for name, each in sizes.items()}:
             return None
-        return _Described(id=str(said["id"])[:64], axes=axes, tensors=sizes)
+        return _Described(id=str(entry["id"])[:64], axes=axes, tensors=sizes)
     except (KeyError, TypeError, ValueError) as error:
-        log.warning("%s: a sample is left out: %r", definition.name, error)
+        log.warning("%s: a sample is skipped: %r", definition.name, error)
         return None
 
 
@@ -120,7 +120,7 @@ def _length(value: object) -> int:
 def _fetched(
     process: RuntimeSocket, definition: Definition, sample: _Described
 ) -> CapturedInputs | None:
-    """Fetch the bytes; None if the sample was replaced meanwhile, or is not what was said."""
+    """Fetch the bytes; None if the sample was replaced, or differs from its description."""
     tensors = {}
     for name, (dtype, shape, size) in sample.tensors.items():
         data = b""
@@ -136,10 +136,10 @@ def _fetched(
                 (answer,) = process.ask(request)
                 part = base64.b64decode(str(answer.get("data")), validate=True)
             except (CandidateError, binascii.Error, ValueError) as error:
-                log.info("%s: a sample is gone: %s", definition.name, error)
+                log.info("%s: a sample was replaced: %s", definition.name, error)
                 return None
             if not part or len(data) + len(part) > size:
-                log.warning("%s: a sample has not the bytes that were said", definition.name)
+                log.warning("%s: a sample differs from its described size", definition.name)
                 return None
             data += part
         tensors[name] = CapturedTensor(dtype=dtype, shape=shape, data=data)
@@ -148,21 +148,20 @@ def _fetched(
 
 @dataclass(slots=True)
 class FakeInputTap:
-    """Hands out what a test put there, once a listener is set."""
+    """Returns the samples that a test has set, once a listener is set."""
 
     samples: dict[str, list[CapturedInputs]] = field(default_factory=dict)
     """By slot."""
     slots: Sequence[str] = ()
-    """Its slots."""
     away: bool = False
     """Whether the server does not answer."""
     forbidden: bool = False
     """Whether the server's owner forbids it."""
     listening: dict[str, CaptureRule] = field(default_factory=dict)
-    """What was asked for."""
+    """Requested rules."""
 
     def listen(self, definition: str, rule: CaptureRule | None) -> None:
-        """Remember; see `InputTap.listen`."""
+        """Record the rule; see `InputTap.listen`."""
         self._check(definition)
         if rule is None:
             self.listening.pop(definition, None)
@@ -172,7 +171,7 @@ class FakeInputTap:
         self.listening[definition] = rule
 
     def captured(self, definition: Definition, *, max_bytes: int) -> Sequence[CapturedInputs]:
-        """Return what is there, while a listener is set; see `InputTap.captured`."""
+        """Return the samples while a listener is set; see `InputTap.captured`."""
         self._check(definition.name)
         if definition.name not in self.listening:
             return []

@@ -1,12 +1,12 @@
-"""The runtime's control socket as a `Swapper`, for one process or for all workers of a server.
+"""Client of the runtime's control socket as a `Swapper`, for one or all processes of a server.
 
-Every request opens a new connection: nothing has to be reconnected after either side
-restarts. Several processes are driven alike (`runtime_processes`) and reported as one: counts are
-added, and of what differs the state furthest behind is told, so that an order is repeated until
-every process has it. What was counted is that of the processes that have the newest order; the
-others count as idle. Reports are made of the answers that come, as long as one does.
+Every request opens a new connection: no reconnect is needed after either side restarts. Several
+processes get the same requests (`processes`) and are reported as one. Counts are added. Where
+states differ, the one furthest behind is reported, so that an order is repeated until every process
+has it. Counts are those of the processes with the newest order; the others count as idle. Reports
+use the answers that arrive, as long as there is one.
 
-What a server's process says of itself, read as untrusted data.
+Facts of a server's process are parsed as untrusted data.
 """
 
 from __future__ import annotations
@@ -48,34 +48,34 @@ from retuned.stages.watch import WatchSample
 _RETRY_S = 1.0
 _FACTS = ("cpu", "device", "device_name", "driver", "runtime", "torch", "triton")
 _LONGEST = 200
-"""Longest fact that is taken, characters."""
+"""Longest fact that is used, characters."""
 _MOST = 64
-"""Most switches that are taken."""
+"""Maximum switches that are used."""
 
 
 def server_environment(answer: Mapping[str, Any]) -> ServerEnvironment:
-    """Read an answer to ``hello``; what an older runtime leaves out is not known.
+    """Parse an answer to ``hello``; facts that an older runtime leaves out are unknown.
 
     Raises
     ------
     TemporaryError
-        If it says nothing of the kind.
+        If it has no environment.
     """
     facts = answer.get("environment")
     if not isinstance(facts, Mapping):
-        raise TemporaryError("the runtime does not say what it runs on", delay_s=_RETRY_S)
+        raise TemporaryError("the runtime does not report its environment", delay_s=_RETRY_S)
     switches = facts.get("numerics")
     rows = list(switches.items())[:_MOST] if isinstance(switches, Mapping) else []
-    said = {name: str(facts.get(name, ""))[:_LONGEST] for name in _FACTS}
+    texts = {name: str(facts.get(name, ""))[:_LONGEST] for name in _FACTS}
     return ServerEnvironment(
         process=str(answer.get("pid"))[:_LONGEST],
-        cpu=said["cpu"],
-        device=said["device"],
-        device_name=said["device_name"],
-        driver=said["driver"],
-        runtime=said["runtime"],
-        torch=said["torch"],
-        triton=said["triton"],
+        cpu=texts["cpu"],
+        device=texts["device"],
+        device_name=texts["device_name"],
+        driver=texts["driver"],
+        runtime=texts["runtime"],
+        torch=texts["torch"],
+        triton=texts["triton"],
         numerics={str(name)[:_LONGEST]: str(value)[:_LONGEST] for name, value in rows},
     )
 
@@ -83,7 +83,7 @@ def server_environment(answer: Mapping[str, Any]) -> ServerEnvironment:
 log = logging.getLogger(__name__)
 
 _CLAIM_S = 0.5
-"""Longest wait for the terms that processes know of, before a way back is told."""
+"""Longest wait for the terms of processes before a rollback is sent."""
 _REMEMBERED = 64
 """Orders whose prepared processes are remembered."""
 _HELLO = {"op": "hello"}
@@ -91,7 +91,7 @@ _MAX_TERM = 2**52
 
 
 class RuntimeSocket:
-    """Talks to every runtime behind a path.
+    """Sends requests to every runtime behind a path.
 
     Parameters
     ----------
@@ -102,12 +102,12 @@ class RuntimeSocket:
     prepare_timeout_s
         Longest wait for a prepare, which loads, repacks and checks, seconds.
     key
-        Returns the public key that artifacts are signed with, 64 hex digits: shown to processes
-        that pin the first they see. None shows none.
+        Returns the public key that artifacts are signed with, 64 hex digits; sent to processes that
+        pin the first key. None sends none.
     """
 
     PROCESSES = RuntimeProcesses
-    """Finds the sockets and tells them things."""
+    """Finds the sockets and sends requests to them."""
 
     def __init__(
         self,
@@ -145,15 +145,16 @@ class RuntimeSocket:
         return [merge_samples(samples) for samples in found.values()]
 
     def environments(self) -> Sequence[ServerEnvironment]:
-        """Return what each process runs on; see `Swapper.environments`.
+        """Return the environment of each process; see `Swapper.environments`.
 
-        A process that listens and does not say is no process that agrees: it gets the order too.
+        A process that listens but does not report its environment is an error, because it gets the
+        order too.
         """
         found = self._processes.reports(_HELLO, server_environment, complete=True)
         return list(found.values())
 
     def prepare(self, order: SwapOrder, *, artifact_dir: Path) -> None:
-        """Prepare in every process, or in none that is refused for good; see `Swapper.prepare`.
+        """Prepare in every process, or in none if one refuses finally; see `Swapper.prepare`.
 
         A process that cannot read the folder gets the artifact over the socket.
         """
@@ -171,7 +172,7 @@ class RuntimeSocket:
     def commit(self, order: SwapOrder) -> int:
         """Commit in every process; return the slowest flip, ns; see `Swapper.commit`.
 
-        A swap is first asked about: unless every process stands prepared, none is told.
+        A swap needs a vote first: unless every process is prepared, none gets the commit.
         """
         if order.kind is SwapKind.SWAP:
             self._vote(order)
@@ -180,7 +181,7 @@ class RuntimeSocket:
         answers, errors = self._processes.tell(request)
         lost = sorted(voters.keys() - answers.keys()) if order.kind is SwapKind.SWAP else []
         if lost and not errors:
-            message = f"{lost} had prepared {order.definition} and are gone"
+            message = f"{lost} had prepared {order.definition} and no longer listen"
             errors.append(TemporaryError(message, delay_s=RETRY_S))
         outcome = outcome_of([True] * len(answers) + [False] * len(errors))
         for error in worst_first(errors):
@@ -196,27 +197,27 @@ class RuntimeSocket:
         request = {"op": "abort", "order": order.model_dump(mode="json"), "term": self._claim()}
         _, errors = self._processes.tell(request)
         for error in errors:
-            log.info("not told to drop %s: %s", order.definition, error)
+            log.info("abort of %s not delivered: %s", order.definition, error)
 
     def ranks(self, order: SwapOrder) -> list[Rank]:
-        """Ask every process that listens where it stands with an order."""
+        """Return the state of an order in every process that listens."""
         request = {"op": "standing", "order": order.model_dump(mode="json")}
         found = []
-        heard = self._processes.say(lambda path: told(path, request, timeout_s=self._timeout_s))
-        for path, said in heard:
-            if said is not None:
-                found.append(_rank(path.name, said))
+        answers = self._processes.say(lambda path: told(path, request, timeout_s=self._timeout_s))
+        for path, answer in answers:
+            if answer is not None:
+                found.append(_rank(path.name, answer))
         return found
 
     def _vote(self, order: SwapOrder) -> None:
-        """Make sure that every process can commit.
+        """Verify that every process can commit.
 
         Raises
         ------
         CandidateError
             ``not-prepared`` or ``stale-epoch``.
         TemporaryError
-            If one is silent, or died since it prepared: then what was prepared is dropped.
+            If one does not answer, or died since it prepared: then what was prepared is dropped.
         """
         ranks = self.ranks(order)
         decision = decide(order.kind, ranks, prepared=self._prepared.get(order.id, {}))
@@ -233,15 +234,15 @@ class RuntimeSocket:
         raise TemporaryError(message, delay_s=RETRY_S)
 
     def _claim(self) -> int:
-        """Return this daemon's term: later than any that a process of the server has heard of.
+        """Return this daemon's term: later than any that a process of the server has received.
 
-        Processes that do not say are left out: a term is not before the time it began, so it comes
-        after that of a daemon that began earlier.
+        Processes that do not answer are left out: a term is at least the time at which it began, so
+        it is later than that of a daemon that began earlier.
         """
         if not self._term:
             known = [0]
-            for _, said in self._processes.say(lambda path: told(path, _HELLO, timeout_s=_CLAIM_S)):
-                term = said.get("term") if isinstance(said, dict) else None
+            for _, each in self._processes.say(lambda path: told(path, _HELLO, timeout_s=_CLAIM_S)):
+                term = each.get("term") if isinstance(each, dict) else None
                 if isinstance(term, int) and 0 <= term < _MAX_TERM:
                     known.append(term)
             self._term = max(1 + max(known), time.time_ns() // 1_000_000)
@@ -253,7 +254,7 @@ class RuntimeSocket:
             self._prepared.popitem(last=False)
 
     def bypass(self, definition: str, *, on: bool) -> None:
-        """Serve the original for a while (`on`), or the order in force again.
+        """Serve the original for a while (`on`), or the active order again.
 
         The order, its epoch and its counts stay: this is for comparing the two.
 
@@ -287,7 +288,7 @@ class RuntimeSocket:
         return any(answer.get("was_open") is True for answer in self.ask(request))
 
     def ask(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Tell every process one request and return their answers.
+        """Send one request to every process and return the answers.
 
         Raises
         ------
@@ -302,11 +303,11 @@ class RuntimeSocket:
         return list(answers.values())
 
     def term(self) -> int:
-        """Return this daemon's term, as all it tells a server carries it."""
+        """Return this daemon's term, which all its requests carry."""
         return self._claim()
 
     def processes(self) -> list[Path]:
-        """Return the sockets there are.
+        """Return the sockets.
 
         Raises
         ------
@@ -316,15 +317,15 @@ class RuntimeSocket:
         return self._processes.sockets()
 
 
-def _rank(name: str, said: dict[str, Any] | RetunedError) -> Rank:
-    """Read where a process stands; one that talks nonsense does not say."""
-    if isinstance(said, RetunedError):
-        return Rank(name=name, standing=RankState.SILENT, detail=str(said)[:300])
+def _rank(name: str, answer: dict[str, Any] | RetunedError) -> Rank:
+    """Parse the state of a process; an invalid answer counts as silent."""
+    if isinstance(answer, RetunedError):
+        return Rank(name=name, standing=RankState.SILENT, detail=str(answer)[:300])
     try:
-        standing = RankState(str(said.get("standing")))
+        standing = RankState(str(answer.get("standing")))
     except ValueError:
         return Rank(name=name, standing=RankState.SILENT, detail="its answer cannot be read")
-    return Rank(name=name, instance=str(said.get("instance", ""))[:200], standing=standing)
+    return Rank(name=name, instance=str(answer.get("instance", ""))[:200], standing=standing)
 
 
 def _hello(answer: Mapping[str, Any]) -> Mapping[str, Any]:

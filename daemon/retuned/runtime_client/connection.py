@@ -1,4 +1,4 @@
-"""One request to one process of a server, over its control socket."""
+"""Connection for one request to one process of a server, over its control socket."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ from retuned.errors import CandidateError, RetunedError, TemporaryError
 from retuned.runtime.core.control_socket import allowed_uids, peer_uid
 
 MAX_ANSWER_BYTES = 32 << 20
-"""Longest answer taken from a server."""
+"""Longest accepted answer of a server."""
 RETRY_S = 1.0
 """Delay before a process that did not answer gets the next request."""
 
 Said = dict[str, Any] | RetunedError | None
-"""An answer, what went wrong instead, or None where the process is gone."""
+"""An answer, an error, or None if no process listens."""
 
 
 def told(path: Path, request: Mapping[str, Any], *, timeout_s: float) -> Said:
-    """Ask one process; its error is returned, so that the others are told too. None is gone."""
+    """Send a request to one process; return its error, so that the others get the request too.
+
+    None means that no process listens.
+    """
     try:
         answer = _ask(path, request, timeout_s=timeout_s)
     except (ConnectionRefusedError, FileNotFoundError):
-        return None  # its process is gone
+        return None  # its process has ended
     except (OSError, ValueError, RecursionError) as error:
         message = f"{path}: the runtime does not answer: {error}"
         return TemporaryError(message, delay_s=RETRY_S)
@@ -45,9 +48,9 @@ def _ask(path: Path, request: Mapping[str, Any], *, timeout_s: float) -> dict[st
     Raises
     ------
     OSError
-        If the runtime is gone or too slow.
+        If the runtime does not listen or is too slow.
     ValueError
-        If its answer is no JSON object of bearable size.
+        If its answer is not a JSON object of allowed size.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
@@ -71,18 +74,18 @@ def _ask(path: Path, request: Mapping[str, Any], *, timeout_s: float) -> dict[st
 
 
 def _check_peer(connection: socket.socket, *, allowed: Collection[int]) -> None:
-    """Refuse to believe a process of another user's that lies in wait in a shared folder.
+    """Refuse a socket of another user's process in a shared folder.
 
-    A runtime listens to its own user, to root and to whom it is told, so an honest one is of this
-    user or of one that was named here, unless this is root: then whoever owns the socket's process
-    could as well be the server.
+    A runtime accepts its own user, root and configured users, so a valid one belongs to this user
+    or to a user named here. If this program is root, the owner of the socket's process could as
+    well be the server.
 
     Raises
     ------
     PermissionError
-        If the process that listens is another user's.
+        If the process that listens belongs to another user.
     """
     own = os.geteuid()
     uid = peer_uid(connection)
     if own != 0 and uid not in (0, own, *allowed):
-        raise PermissionError(f"a process of user {uid} listens there, not one of ours")
+        raise PermissionError(f"a process of user {uid}, which is not allowed, listens there")

@@ -1,4 +1,4 @@
-"""Prepare in one process: from the artifact's folder, or with its files sent over the socket."""
+"""Delivery of an artifact to one process: from its folder, or with its files over the socket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from retuned.runtime_client.connection import RETRY_S, Said, told
 from retuned.store.artifact_folder import bundle_of
 
 _NOT_THERE = frozenset({"artifact-missing", "artifact-outside"})
-"""Refusals of a process that does not see the folder."""
+"""Refusals of a process that cannot read the folder."""
 _PIECE_TIMEOUT_S = 20.0
 _TRIES = 3
 """How often a file is sent that arrives damaged, or is removed before it is used."""
@@ -27,11 +27,11 @@ class Delivery:
     Parameters
     ----------
     request
-        The prepare, without where the artifact is.
+        The prepare, without the location of the artifact.
     folder
-        Where it lies here.
+        Folder of the artifact on this side.
     key
-        Returns the public key it is signed with, hex; None shows none.
+        Returns the public key that it is signed with, hex; None sends none.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Delivery:
         self._files: dict[str, bytes] | None = None
 
     def prepare(self, path: Path, *, timeout_s: float) -> Said:
-        """Prepare in the process behind a socket; what goes wrong is returned."""
+        """Prepare in the process behind a socket; errors are returned."""
         problem = self._show_key(path)
         if problem is not None:
             return problem
@@ -54,7 +54,7 @@ class Delivery:
             return said
         files = self._bundle()
         if files is None:
-            return said  # not here either
+            return said  # this side cannot read it either
         for _ in range(_TRIES):
             problem = self._send(path, files)
             if problem is not None:
@@ -71,7 +71,7 @@ class Delivery:
         return show_key(path, self._key, term=self._request.get("term", 0))
 
     def _bundle(self) -> dict[str, bytes] | None:
-        with self._lock:  # read once for all processes
+        with self._lock:  # read only once for all processes
             if self._files is None:
                 try:
                     self._files = bundle_of(self._folder)
@@ -80,7 +80,7 @@ class Delivery:
             return self._files
 
     def _send(self, path: Path, files: Mapping[str, bytes]) -> Said:
-        """Send what is not there yet; None where all has arrived."""
+        """Send missing files; None if all have arrived."""
         for name, data in files.items():
             for _ in range(_TRIES):
                 said = self._send_file(path, data)
@@ -88,7 +88,7 @@ class Delivery:
                     break
             if not isinstance(said, dict):
                 return said or TemporaryError(
-                    f"{path}: gone while {name} was sent", delay_s=RETRY_S
+                    f"{path}: the process ended while {name} was sent", delay_s=RETRY_S
                 )
         return None
 
@@ -111,12 +111,12 @@ class Delivery:
             have = said.get("have")
             if not isinstance(have, int) or not 0 <= have <= len(data):
                 break
-            offset = have  # where the process is, which may have some of it already
+            offset = have  # the process may have some of it already
         return TemporaryError(f"{path}: a file does not arrive", delay_s=RETRY_S)
 
 
 def show_key(path: Path, key: Callable[[], str], *, term: int) -> RetunedError | None:
-    """Show the key where the process waits for one to pin; None where nothing went wrong."""
+    """Send the key if the process waits for one to pin; None if there was no error."""
     hello = told(path, {"op": "hello"}, timeout_s=_PIECE_TIMEOUT_S)
     if not isinstance(hello, dict) or hello.get("trust") != "pin":
         return None
@@ -126,5 +126,5 @@ def show_key(path: Path, key: Callable[[], str], *, term: int) -> RetunedError |
 
 
 def _bounded(size: int) -> Iterator[int]:
-    """Count somewhat more pieces than a file has: who goes back and forth is given up."""
+    """Count somewhat more pieces than a file has, so that a transfer without progress ends."""
     return iter(range(2 * (size // MAX_PIECE_BYTES + 1) + 4))

@@ -1,4 +1,4 @@
-"""A server in memory that keeps the runtime's protocol: for tests of everything that drives one."""
+"""Fake server in memory that implements the runtime's protocol, for tests."""
 
 from __future__ import annotations
 
@@ -20,30 +20,29 @@ _UNKNOWN = ServerEnvironment(process="fake")
 
 @dataclass(slots=True)
 class FakeSwapper:
-    """Slots without kernels; orders are carried out as the runtime does."""
+    """Slots without kernels; orders are executed as in the runtime."""
 
     definitions: Sequence[str]
-    """Its slots."""
     live: frozenset[str] = frozenset()
-    """Kernels that were launched and have no slot before an artifact of theirs is prepared."""
+    """Kernels that were launched and have no slot before an artifact for them is prepared."""
     refuse: dict[Digest, str] = field(default_factory=dict)
     """Artifacts that prepare refuses, with the reason."""
     refuse_commit: dict[Digest, str] = field(default_factory=dict)
     """Artifacts that commit refuses, with the reason."""
     half: bool = False
-    """Whether a commit that is refused was carried out by another process before."""
+    """Whether another process has executed a commit that is refused."""
     away: bool = False
     """Whether the server does not answer."""
     partial: bool = False
-    """Whether a process dies after the others have carried a swap out."""
+    """Whether a process dies after the others have executed a swap."""
     flips: list[str] = field(default_factory=list)
-    """Ids of orders carried out, in order; a repeated order adds nothing."""
+    """Ids of executed orders, in order; a repeated order adds nothing."""
     counts: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Fields of `WatchSample` to report per slot, set by the test."""
     launches: dict[str, dict[tuple[int, ...], int]] = field(default_factory=dict)
     """Launches to report per slot, set by the test."""
     runs_on: ServerEnvironment = _UNKNOWN
-    """What it says that it runs on, set by the test."""
+    """Reported environment, set by the test."""
     _opened: list[str] = field(default_factory=list)
     _half_done: dict[str, int] = field(default_factory=dict)
     _orders: dict[str, SwapOrder] = field(default_factory=dict)
@@ -98,7 +97,7 @@ class FakeSwapper:
         ]
 
     def prepare(self, order: SwapOrder, *, artifact_dir: Path) -> None:
-        """Take an artifact folder with a manifest; see `Swapper.prepare`."""
+        """Accept an artifact folder with a manifest; see `Swapper.prepare`."""
         if order.definition not in self.live:
             self._slot(order.definition)
         self._answer()
@@ -115,7 +114,7 @@ class FakeSwapper:
             self._opened.append(order.definition)
 
     def commit(self, order: SwapOrder) -> int:
-        """Carry an order out once; see `Swapper.commit`."""
+        """Execute an order once; see `Swapper.commit`."""
         self._slot(order.definition)
         current = self._orders.get(order.definition)
         if order.id in self.flips and current is not None and current.epoch >= order.epoch:
@@ -140,7 +139,7 @@ class FakeSwapper:
         return 1000
 
     def abort(self, order: SwapOrder) -> None:
-        """Forget what was prepared and never committed; see `Swapper.abort`."""
+        """Forget what was prepared and not committed; see `Swapper.abort`."""
         self._slot(order.definition)
         if order.artifact is not None and order.artifact != self._active(order.definition):
             self._prepared.discard((order.definition, order.artifact))

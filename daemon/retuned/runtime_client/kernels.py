@@ -1,4 +1,4 @@
-"""What a server's runtime saw of Triton launches, process by process; and the fake beside it."""
+"""Kernels whose Triton launches a server's runtime observed, by process; and a fake for tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["FakeKernelTap", "RuntimeKernels"]
 log = logging.getLogger(__name__)
 
 MOST_RECORDS = 4096
-"""Records of all processes that are looked at."""
+"""Records of all processes that are read."""
 _MOST_PAGES = 64
 _RETRY_S = 1.0
 
@@ -29,9 +29,9 @@ class RuntimeKernels:
     path
         A socket, or a folder of ``<pid>.sock``.
     server
-        Who says which processes there are; the folder by default.
+        Lists the processes; the folder by default.
     most
-        Records of all processes that are looked at.
+        Records of all processes that are read.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class RuntimeKernels:
         for path in self._server.processes():
             for record in self._of(RuntimeSocket(path)):
                 if len(found) >= self._most:
-                    log.warning("more than %d kinds of launches; the rest is left out", len(found))
+                    log.warning("more than %d kinds of launches; the rest is skipped", len(found))
                     return found
                 found.append(record)
         return found
@@ -56,7 +56,7 @@ class RuntimeKernels:
             try:
                 (answer,) = process.ask({"op": "observed", "after": after})
             except CandidateError as error:  # an older runtime, or one that does not intercept
-                log.debug("no launches are shown: %s", error)
+                log.debug("no launches are reported: %s", error)
                 return
             yield from _joined(answer)
             before, after = after, answer.get("next")
@@ -77,10 +77,9 @@ def _joined(answer: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 @dataclass(slots=True)
 class FakeKernelTap:
-    """Hands out what a test put there."""
+    """Returns the records that a test has set."""
 
     records: list[Mapping[str, Any]] = field(default_factory=list)
-    """What was seen."""
     away: bool = False
     """Whether the server does not answer."""
 

@@ -1,7 +1,7 @@
-"""All processes of a server behind a socket or a folder of them: told alike, at the same time.
+"""Processes of a server behind a socket or a folder of sockets: same requests, at the same time.
 
-All are told before an error is raised: one that hangs or refuses must not keep the others from
-going back. A socket without a listener belongs to a process that died, and is skipped.
+All processes get a request before an error is raised: one that hangs or refuses must not delay a
+rollback of the others. A socket without a listener belongs to a process that died, and is skipped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _MOST_AT_ONCE = 32
-"""Processes that are asked at the same time."""
+"""Processes that are called at the same time."""
 
 
 class RuntimeProcesses:
@@ -47,21 +47,21 @@ class RuntimeProcesses:
         *,
         complete: bool = False,
     ) -> dict[str, T]:
-        """Return what processes say, by their socket's name; those that fail are left out.
+        """Return parsed answers of processes, by their socket's name; those that fail are left out.
 
         Parameters
         ----------
         request
-            What is asked.
+            The request.
         parse
-            Reads an answer.
+            Parses an answer.
         complete
-            Every process that listens must answer so that it can be read.
+            Whether every process that listens must give a valid answer.
 
         Raises
         ------
         TemporaryError
-            If there is no answer that can be read, or a missing one where all are needed.
+            If there is no valid answer, or one is missing and `complete` is set.
         """
         answers, errors = self.tell(request)
         reports: dict[str, T] = {}
@@ -76,19 +76,19 @@ class RuntimeProcesses:
         if not reports:
             raise errors[0]
         for left_out in errors:
-            log.warning("left out of the report: %s", left_out)
+            log.warning("missing in the report: %s", left_out)
         return reports
 
     def tell(
         self, request: Mapping[str, Any]
     ) -> tuple[dict[str, dict[str, Any]], list[RetunedError]]:
-        """Return the answers by socket, and the errors, one of them if no process listens."""
+        """Return the answers by socket, and the errors; there is one if no process listens."""
         return self.each(lambda path: told(path, request, timeout_s=self._timeout_s))
 
     def each(
         self, do: Callable[[Path], Said]
     ) -> tuple[dict[str, dict[str, Any]], list[RetunedError]]:
-        """Do something with every process; return answers and errors as `tell` does."""
+        """Call a function for every process; return answers and errors as `tell` does."""
         answers: dict[str, dict[str, Any]] = {}
         errors: list[RetunedError] = []
         for path, answer in self.say(do):
@@ -102,13 +102,13 @@ class RuntimeProcesses:
         return answers, errors
 
     def say(self, do: Callable[[Path], Said]) -> list[tuple[Path, Said]]:
-        """Do something with every process at the same time."""
+        """Call a function for every process at the same time."""
         paths = self.sockets()
         with ThreadPoolExecutor(max(1, min(len(paths), _MOST_AT_ONCE))) as pool:
             return list(zip(paths, pool.map(do, paths), strict=True))
 
     def sockets(self) -> list[Path]:
-        """Return the sockets there are.
+        """Return the sockets.
 
         Raises
         ------
@@ -125,7 +125,7 @@ class RuntimeProcesses:
 
 
 def worst_first(errors: Sequence[RetunedError]) -> list[RetunedError]:
-    """Sort refusals to the front: they are final, silence is not."""
+    """Sort refusals to the front: they are final, missing answers are not."""
 
     def weight(error: RetunedError) -> int:
         if not isinstance(error, CandidateError):

@@ -1,6 +1,6 @@
-"""What the processes of a server report, read as untrusted data and added up.
+"""Reports of a server's processes, parsed as untrusted data and added up.
 
-How far an order has spread over the processes of a server: their reports as one.
+They also give how far an order has spread over the processes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from retuned.stages.watch import BucketSample, WatchSample
 
 
 def spread_of(samples: Sequence[WatchSample]) -> dict[str, Any]:
-    """Return the fields of a `WatchSample` that say how far an order has spread.
+    """Return the fields of a `WatchSample` for the spread of an order.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 
 def entries(name: str, parse: Callable[[Any], T]) -> Callable[[Mapping[str, Any]], list[T]]:
-    """Read the entries of an answer; a runtime that talks nonsense is a server to ask again."""
+    """Return a parser of the entries of an answer; an invalid answer is a temporary error."""
 
     def read(answer: Mapping[str, Any]) -> list[T]:
         try:
@@ -72,13 +72,13 @@ def entries(name: str, parse: Callable[[Any], T]) -> Callable[[Mapping[str, Any]
 
 
 def sample_of(entry: Mapping[str, Any]) -> WatchSample:
-    """Read a report; a newer runtime may count more than is known here."""
+    """Parse a report; unknown counts of a newer runtime are ignored."""
     known = {name: entry[name] for name in WatchSample.model_fields if name in entry}
     return WatchSample.model_validate(known)
 
 
 def slot_state(entry: Mapping[str, Any]) -> SlotState:
-    """Read what one process says of one slot."""
+    """Parse the state of one slot in one process."""
     return SlotState(
         definition=str(entry["definition"]),
         active=None if entry["active"] is None else str(entry["active"]),
@@ -91,7 +91,7 @@ def slot_state(entry: Mapping[str, Any]) -> SlotState:
 
 
 def merge_states(states: Sequence[SlotState]) -> SlotState:
-    """Add up what processes say of one slot; the one furthest behind says what is in force."""
+    """Add up the states of one slot; the process furthest behind gives the active order."""
     behind = min(states, key=lambda state: state.epoch)
     launches: dict[tuple[int, ...], int] = defaultdict(int)
     for state in states:
@@ -111,7 +111,7 @@ def merge_states(states: Sequence[SlotState]) -> SlotState:
 
 
 def merge_samples(by_process: Mapping[str, WatchSample]) -> WatchSample:
-    """Add up those that have the newest order: harm in one must not hide behind one that waits."""
+    """Add up the processes with the newest order: a waiting one must not hide harm in another."""
     newest = max(by_process.values(), key=lambda sample: (sample.epoch, not sample.tripped))
     samples = [sample for sample in by_process.values() if sample.epoch == newest.epoch]
     waiting = len(by_process) - len(samples)

@@ -1,8 +1,8 @@
-"""How the processes of a server stand, for people; and arming their breakers again.
+"""Status of a server's processes, for people; and arming their breakers again.
 
-Asked without a term of its own: a command is no daemon, and must not push the one that drives the
-server aside. What it changes is told with the term that the process knows, so that it is taken as
-long as no other daemon comes in between.
+Queries carry no term: a command is not a daemon, and must not replace the one that drives the
+server. A change carries the term that the process reported, so that it is accepted as long as no
+other daemon has taken over.
 """
 
 from __future__ import annotations
@@ -33,17 +33,16 @@ class SwapOrderFacts(_Answer):
     """The last order of a slot."""
 
     id: str = Field(max_length=300)
-    """Its id."""
     kind: str = Field(max_length=32)
     """``swap`` or ``rollback``."""
     target: str = Field(default="", max_length=300)
-    """Server that it was made for."""
+    """Server that it is for."""
     artifact: str | None = Field(default=None, max_length=100)
-    """What it activates; None is the original."""
+    """Artifact that it activates; None is the original."""
     lease_s: float = 0.0
-    """After so long without being asked an unfinished canary is an orphan; 0 is never, seconds."""
+    """An unfinished canary is an orphan after this time without a request; 0 is never, seconds."""
     orphan: str = Field(default="hold", max_length=32)
-    """What it does then."""
+    """What an orphan does."""
 
 
 class SlotStatus(_Answer):
@@ -54,7 +53,7 @@ class SlotStatus(_Answer):
     state: str = Field(max_length=300)
     """``original``, ``swapped``, ``bypassed``, or ``tripped:`` and a reason."""
     artifact: str | None = Field(default=None, max_length=100)
-    """Variant in force; None is the original."""
+    """Active variant; None is the original."""
     epoch: int = 0
     """Of the last order; 0 before the first."""
     order: SwapOrderFacts | None = None
@@ -64,11 +63,11 @@ class SlotStatus(_Answer):
     fraction: float = 1.0
     """Share of launches that run the variant; 0 only shadows it."""
     orphaned: bool = False
-    """Whether its daemon has been silent for longer than the lease."""
+    """Whether its daemon has sent no request for longer than the lease."""
     launches: int = 0
     """Since start."""
     swapped_launches: int = 0
-    """Launches of the variant since the order, in replays of graphs too."""
+    """Launches of the variant since the order, including graph replays."""
     fallback_launches: int = 0
     """Launches of the original since the order."""
     ineligible_launches: dict[str, int] = Field(default_factory=dict)
@@ -76,15 +75,15 @@ class SlotStatus(_Answer):
     shadow_checks: int = 0
     """Launches compared with the incumbent."""
     shadow_mismatches: int = 0
-    """Over what is allowed."""
+    """Checks over the allowed difference."""
     shadow_nonfinite: int = 0
-    """Where NaN or Inf did not agree."""
+    """Checks where NaN or Inf did not agree."""
     worst_ratio: float = 0.0
-    """Largest difference in units of what is allowed."""
+    """Largest difference in units of the allowed one."""
     throttled_checks: int = 0
-    """Left out for their cost."""
+    """Checks skipped for their cost."""
     dropped_checks: dict[str, int] = Field(default_factory=dict)
-    """Due and not made, or without a result, by reason."""
+    """Checks that were due and not made, or have no result, by reason."""
     errors: int = 0
     """Launches of the variant that raised."""
     unfollowed_graphs: int = 0
@@ -92,44 +91,44 @@ class SlotStatus(_Answer):
     graphs_reason: str = Field(default="", max_length=300)
     """Why graphs are not followed at all; empty if they are."""
     breaker: dict[str, str] = Field(default_factory=dict)
-    """Reasons by artifact that may not come again; empty while the breaker is closed."""
+    """Reasons by refused artifact; empty while the breaker is closed."""
 
 
 class BreakerFacts(_Answer):
     """The breakers of a process."""
 
     process: str = Field(default="", max_length=1000)
-    """Why no slot may run a variant; empty while they may."""
+    """Why no slot may run a variant; empty if slots may."""
     slots: dict[str, dict[str, str]] = Field(default_factory=dict)
     """Reasons by slot and artifact."""
 
 
 class ChecksFacts(_Answer):
-    """Shadow checks under way on devices."""
+    """Pending shadow checks on devices."""
 
     in_flight: int = 0
-    """Not back yet."""
+    """Pending checks."""
     stuck: int = 0
-    """Of those, for long."""
+    """Pending for a long time."""
     held_bytes: int = 0
     """Memory of their copies."""
 
 
 class CompilingFacts(_Answer):
-    """What the control thread has compiled while the server served."""
+    """Compilations of the control thread while the server served."""
 
     compiles: int = 0
-    """Codes."""
+    """Compiled codes."""
     compile_s: float = 0.0
-    """Time of it, seconds; most of it the server's threads had to wait."""
+    """Time of them, seconds; the server's threads had to wait for most of it."""
     longest_s: float = 0.0
-    """The longest at a time, seconds."""
+    """The longest one, seconds."""
     put_off: int = 0
-    """Times it was due, and waited for its share of time."""
+    """How often a compilation was postponed because its share of time was used up."""
 
 
 class StockKernel(_Answer):
-    """A Triton kernel whose launches are intercepted and run as the server wrote it."""
+    """A Triton kernel whose launches are intercepted and run the server's own code."""
 
     kernel: str = Field(max_length=600)
     """``module:qualname``."""
@@ -149,17 +148,17 @@ class WindowFacts(_Answer):
     kernels: int = 0
     """Launches on a GPU in them."""
     skipped: dict[str, int] = Field(default_factory=dict, max_length=64)
-    """Windows that were left out, by reason."""
+    """Skipped windows, by reason."""
     last: str = Field(default="", max_length=64)
-    """``written``, or why the last was left out."""
+    """``written``, or why the last was skipped."""
     off: str = Field(default="", max_length=64)
     """Why no more are taken; empty while they are."""
     every_s: float = 0.0
-    """From one to the next at least, seconds."""
+    """Minimum time from one to the next, seconds."""
     spent_s: float = 0.0
-    """Time that they took since start, seconds; what was recorded is charged whole."""
+    """Time that they took since start, seconds; recorded time is charged completely."""
     stalled_s: float = 0.0
-    """Of that, writing: the server's Python waits for it, seconds."""
+    """Part of it for writing, seconds; the server's Python waits for it."""
 
 
 class ProcessStatus(_Answer):
@@ -170,23 +169,23 @@ class ProcessStatus(_Answer):
     pid: int
     """In its own container."""
     server: str = Field(default="", max_length=300)
-    """Name of the server, as it calls itself."""
+    """Name of the server, as it reports it."""
     rank: str = Field(default="", max_length=32)
     """Among the processes of the server; empty if not reported."""
     ranks: dict[str, int] = Field(default_factory=dict, max_length=32)
-    """Rank and size in all and per kind of parallelism, as far as the process can tell."""
+    """Rank and size in all and per kind of parallelism, as far as the process knows."""
     instance: str = Field(default="", max_length=300)
-    """Name of this start of it."""
+    """Name of this start of the process."""
     term: int = 0
     """Of the daemon that drives it; 0 before the first."""
     unasked_s: float = 0.0
-    """Since a daemon asked after its orders, seconds."""
+    """Since a daemon's last request for its orders, seconds."""
     trust: str = Field(default="", max_length=64)
     """Whose signature artifacts need."""
     breaker: BreakerFacts = BreakerFacts()
     """What may not run in it."""
     checks: ChecksFacts = ChecksFacts()
-    """Under way."""
+    """Pending checks."""
     slots: tuple[SlotStatus, ...] = Field(default=(), max_length=4096)
     """Kernels that may be swapped."""
     stock_kernels: tuple[StockKernel, ...] = Field(default=(), max_length=4096)
@@ -196,27 +195,27 @@ class ProcessStatus(_Answer):
     interception: dict[str, str] = Field(default_factory=dict, max_length=16)
     """``on``, or why not, per place where Triton's launches could be intercepted."""
     unvisited_s: float | None = None
-    """Since a daemon asked or told anything, seconds; None if none ever did."""
+    """Since a daemon's last request of any kind, seconds; None before the first."""
     failed_chores: dict[str, dict[str, int]] = Field(default_factory=dict, max_length=4096)
-    """Pieces of housekeeping that failed and are tried again, by cause."""
+    """Pieces of maintenance that failed and are tried again, by cause."""
     compiling: CompilingFacts = CompilingFacts()
-    """What was compiled while serving."""
+    """Compilations while serving."""
     windows: WindowFacts | None = None
-    """What profiling takes; None where the runtime does not profile."""
+    """Cost of profiling; None if the runtime does not profile."""
     slots_left_out: int = 0
     """Kernels beyond those listed."""
 
     @property
     def number(self) -> int | None:
-        """Rank in all; None if not reported. What PyTorch has made is believed first."""
-        told = self.ranks.get("rank")
-        if told is None and self.rank.isascii() and self.rank.isdigit():
+        """Rank in all; None if not reported. PyTorch's value takes precedence."""
+        known = self.ranks.get("rank")
+        if known is None and self.rank.isascii() and self.rank.isdigit():
             return int(self.rank)
-        return told
+        return known
 
 
 class Standings:
-    """The processes of a server, as people see them.
+    """The processes of a server, as shown to people.
 
     Parameters
     ----------
@@ -231,7 +230,7 @@ class Standings:
         self._timeout_s = timeout_s
 
     def ask(self) -> tuple[list[ProcessStatus], list[tuple[str, RetunedError]]]:
-        """Return what processes say, and which did not; those that are gone are left out.
+        """Return the status of processes, and those that did not answer; ended ones are left out.
 
         Raises
         ------
@@ -260,12 +259,12 @@ class Standings:
         kernel
             Slot.
         term
-            That the process told.
+            Term that the process reported.
 
         Raises
         ------
         TemporaryError
-            If it does not answer, is gone, or another daemon has come.
+            If it does not answer, has ended, or another daemon has taken over.
         CandidateError
             If it refuses.
         """
@@ -277,20 +276,20 @@ class Standings:
                     raise answer
                 if answer is not None:
                     return answer.get("was_open") is True
-        raise TemporaryError(f"{process} is gone", delay_s=_RETRY_S)
+        raise TemporaryError(f"{process} no longer listens", delay_s=_RETRY_S)
 
     def _asked(self, path: Path) -> ProcessStatus | RetunedError | None:
         answer = told(path, {"op": "status"}, timeout_s=self._timeout_s)
         if answer is None:
             return None
         if isinstance(answer, CandidateError) and answer.reason == "unknown-op":
-            message = f"{path.name}: its runtime is older and does not say how it stands"
+            message = f"{path.name}: its runtime is older and does not report its status"
             return TemporaryError(message, delay_s=_RETRY_S)
         return answer if isinstance(answer, RetunedError) else process_status(path.name, answer)
 
 
 def process_status(name: str, answer: Mapping[str, Any]) -> ProcessStatus | RetunedError:
-    """Read an answer; one that cannot be read is an error, not a process without slots."""
+    """Parse an answer; an invalid one is an error, not a process without slots."""
     try:
         return ProcessStatus.model_validate({**answer, "process": name})
     except ValidationError as error:

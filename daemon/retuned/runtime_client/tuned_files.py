@@ -1,10 +1,7 @@
-"""What a server says of its tuned-config files, asked of each of its processes over its socket.
+"""Tuned-config files of a server: reports and orders over the sockets of its processes.
 
-Orders on tuned-config files over the control socket, behind the port that swaps kernels.
-
-An order on a tuned-config file as a server's process reads it, and what its answer means.
-
-What the processes of a server say of tuned-config files, read as untrusted data.
+`FilesSwapper` sends orders for tuned-config files, behind the port that swaps kernels. Reports are
+parsed as untrusted data.
 """
 
 from __future__ import annotations
@@ -46,7 +43,7 @@ _Text = Annotated[str, Field(max_length=2000)]
 
 
 class FileReport(BaseModel):
-    """How one kernel's file stands in one process; what a newer runtime adds is left out."""
+    """Status of one kernel's file in one process; unknown fields of a newer runtime are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -60,38 +57,38 @@ class FileReport(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """One process of a server that takes orders on files."""
+    """One process of a server that accepts orders for files."""
 
     path: Path
     """Its socket."""
     formats: frozenset[Format]
     """Files that it reads."""
     prepared: frozenset[str]
-    """Orders that it could carry out at once."""
+    """Orders that it could execute immediately."""
     entries: Mapping[str, FileReport]
-    """By kernel, what the last order left."""
+    """By kernel, the result of the last order."""
 
 
-def process_of(path: Path, said: Mapping[str, Any]) -> Process:
-    """Read what a process says.
+def process_of(path: Path, answer: Mapping[str, Any]) -> Process:
+    """Parse the report of a process.
 
     Raises
     ------
     TemporaryError
-        If it is nonsense: a server to ask again.
+        If it is invalid; the request may be repeated.
     """
     try:
-        entries = [FileReport.model_validate(each) for each in said.get("files", ())]
-        servers = said["servers"]
+        entries = [FileReport.model_validate(each) for each in answer.get("files", ())]
+        servers = answer["servers"]
         return Process(
             path=path,
             formats=frozenset(each for each in FORMATS if servers.get(each)),
-            prepared=frozenset(str(each) for each in said["prepared"]),
+            prepared=frozenset(str(each) for each in answer["prepared"]),
             entries={entry.definition: entry for entry in entries},
         )
     except (KeyError, TypeError, AttributeError, ValidationError) as error:
         first = str(error).splitlines()[0][:200]
-        message = f"{path}: what the runtime says of files cannot be read: {first}"
+        message = f"{path}: the runtime's report on files cannot be read: {first}"
         raise TemporaryError(message, delay_s=RETRY_S) from error
 
 
@@ -109,7 +106,7 @@ def entry_state(definition: str, process: Process, _name: str) -> SlotState:
 
 
 def entry_sample(definition: str, process: Process, name: str) -> WatchSample:
-    """Return what is proven of a kernel that a file configures, in one process."""
+    """Return the verified state of a kernel that a file configures, in one process."""
     entry = process.entries.get(definition)
     return WatchSample(
         definition=definition,
@@ -129,7 +126,7 @@ def entry_sample(definition: str, process: Process, name: str) -> WatchSample:
 
 
 def merged(samples: Sequence[WatchSample]) -> WatchSample:
-    """Put processes together: one that is behind, or that lost the row, is what counts."""
+    """Merge processes: one that is behind, or that lost the row, determines the result."""
     epoch = max(sample.epoch for sample in samples)
     newest = [sample for sample in samples if sample.epoch == epoch]
     behind = tuple(name for s in samples if s.epoch != epoch for name in s.members)
@@ -147,7 +144,7 @@ def merged(samples: Sequence[WatchSample]) -> WatchSample:
 
 
 def _tripped(entry: FileReport | None) -> str:
-    """Return why a row is no longer what the server picks; empty while it is."""
+    """Return why the server no longer picks a row; empty while it does."""
     if entry is None or entry.artifact is None or entry.state != "lost":
         return ""
     return f"file-{entry.reason or 'lost'}"
@@ -161,7 +158,7 @@ _TIMEOUT_S = 20.0
 
 
 class FileTap(Protocol):
-    """What a server says of its files; nothing changes."""
+    """Reads the state of a server's files; nothing changes."""
 
     def formats(self) -> frozenset[Format]:
         """Return the files that some process of the server reads.
@@ -174,7 +171,7 @@ class FileTap(Protocol):
         ...
 
     def look(self, format: Format, lookup: Mapping[str, Any]) -> Look:
-        """Return what is picked today.
+        """Return what is picked now.
 
         Raises
         ------
@@ -183,7 +180,7 @@ class FileTap(Protocol):
         TemporaryError
             If the server does not answer.
         UnreadableInput
-            If its answer cannot be read.
+            If its answer cannot be parsed.
         """
         ...
 
@@ -201,12 +198,12 @@ class RuntimeFiles:
         self._server = RuntimeSocket(path)
 
     def processes(self) -> dict[str, Process]:
-        """Return what each process says that takes orders on files, by its socket's name.
+        """Return the reports of processes that accept orders for files, by their socket's name.
 
         Raises
         ------
         TemporaryError
-            If one that listens does not answer, or nonsense.
+            If one that listens does not answer, or its answer is invalid.
         """
         found = {}
         for path in self._server.processes():
@@ -216,7 +213,7 @@ class RuntimeFiles:
         return found
 
     def tell(self, path: Path, request: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Ask one process; None where it is gone, or reads no such file.
+        """Send a request to one process; None if it has ended, or reads no such file.
 
         Raises
         ------
@@ -257,7 +254,7 @@ log = logging.getLogger(__name__)
 
 
 def body_of(order: SwapOrder, change: FileChange, *, artifact: str) -> dict[str, Any]:
-    """Return an order as the server reads it; one proposal is one change, whatever its epoch."""
+    """Return an order in the server's form; one proposal is one change, whatever its epoch."""
     return {
         "id": order.proposal,
         "kind": str(order.kind),
@@ -272,27 +269,27 @@ def body_of(order: SwapOrder, change: FileChange, *, artifact: str) -> dict[str,
 
 
 def standing_of(order: SwapOrder, process: Process) -> RankState:
-    """Return where a process is with an order."""
+    """Return the state of an order in a process."""
     entry = process.entries.get(order.definition)
     if entry is not None and entry.order == order.proposal and entry.artifact == order.artifact:
         return RankState.COMMITTED
     return RankState.PREPARED if order.proposal in process.prepared else RankState.UNPREPARED
 
 
-def check_engaged(said: Mapping[str, Any], order: SwapOrder) -> None:
-    """Make sure that a process picks what it should after an order; say what that reaches.
+def check_engaged(answer: Mapping[str, Any], order: SwapOrder) -> None:
+    """Verify that a process picks the ordered row, and log what the order reaches.
 
     Raises
     ------
     CandidateError
         ``not-engaged``.
     TemporaryError
-        If it still picks what is to be taken back.
+        If it still picks a row that is rolled back.
     """
-    outcome, reason = str(said.get("outcome")), str(said.get("reason") or "")
-    reach = str(said.get("reach"))
+    outcome, reason = str(answer.get("outcome")), str(answer.get("reason") or "")
+    reach = str(answer.get("reach"))
     if outcome == "not-engaged":
-        detail = f"{reason}: {said.get('mismatches')}"[:1000]
+        detail = f"{reason}: {answer.get('mismatches')}"[:1000]
         if order.kind is SwapKind.ROLLBACK:
             raise TemporaryError(f"the server still picks the row: {detail}", delay_s=RETRY_S)
         raise CandidateError("not-engaged", detail=detail)
@@ -308,19 +305,19 @@ _REMEMBERED = 64
 
 
 class Changes(Protocol):
-    """What the loop has decided about files."""
+    """Decided changes of files."""
 
     def of(self, proposal: str) -> FileChange | None:
-        """Return what a proposal writes; None where it swaps a kernel."""
+        """Return what a proposal writes; None if it swaps a kernel."""
         ...
 
     def known(self) -> Mapping[str, Format]:
-        """Return the kernels that files configure, with whose files they are."""
+        """Return the kernels that files configure, with the format of their files."""
         ...
 
 
 class FilesSwapper:
-    """A `Swapper` that takes orders on files to where they belong, and all others on.
+    """A `Swapper` that executes orders for tuned-config files and forwards all others.
 
     Parameters
     ----------
@@ -329,11 +326,11 @@ class FilesSwapper:
     path
         The server's socket, or the folder of them.
     changes
-        What is decided about files.
+        Decided changes of files.
     term
         Returns this daemon's term, as `RuntimeSocket.term`.
     key
-        Returns the public key that changes are signed with; None shows none.
+        Returns the public key that changes are signed with; None sends none.
     """
 
     def __init__(
@@ -357,14 +354,14 @@ class FilesSwapper:
         return [*self._kernels.slots(), *(merge_states(s) for s in self._entries(entry_state))]
 
     def samples(self) -> Sequence[WatchSample]:
-        """Return what was counted, or proven, per slot; see `Swapper.samples`."""
+        """Return counts, or verified states, per slot; see `Swapper.samples`."""
         return [*self._kernels.samples(), *(merged(s) for s in self._entries(entry_sample))]
 
     def environments(self) -> Sequence[ServerEnvironment]:
         return self._kernels.environments()
 
     def prepare(self, order: SwapOrder, *, artifact_dir: Path) -> None:
-        """Have every process check a change; see `Swapper.prepare`. Nothing is written yet."""
+        """Let every process check a change; see `Swapper.prepare`. Nothing is written yet."""
         change = self._changes.of(order.proposal)
         if change is None:
             self._kernels.prepare(order, artifact_dir=artifact_dir)
@@ -386,7 +383,7 @@ class FilesSwapper:
         self._requests[order.proposal] = request
 
     def commit(self, order: SwapOrder) -> int:
-        """Write, or put back, in every process; see `Swapper.commit`.
+        """Write, or restore, in every process; see `Swapper.commit`.
 
         Returns how long that took, ns.
         """
@@ -406,7 +403,10 @@ class FilesSwapper:
         return time.perf_counter_ns() - begin
 
     def abort(self, order: SwapOrder) -> None:
-        """Forget what was prepared; see `Swapper.abort`. Processes drop a file's by themselves."""
+        """Forget what was prepared; see `Swapper.abort`.
+
+        Processes drop a file's change by themselves.
+        """
         if self._changes.of(order.proposal) is None:
             self._kernels.abort(order)
         self._forget(order.proposal)
@@ -416,7 +416,7 @@ class FilesSwapper:
         self._requests.pop(proposal, None)
 
     def bypass(self, definition: str, *, on: bool) -> None:
-        """Serve the original for a while; see `Swapper.bypass`. A file cannot be switched so.
+        """Serve the original for a while; see `Swapper.bypass`. A file cannot be bypassed.
 
         Raises
         ------
@@ -424,14 +424,14 @@ class FilesSwapper:
             ``not-switchable``.
         """
         if definition in self._changes.known():
-            detail = f"{definition} is configured by a file, which is not switched to and fro"
+            detail = f"{definition} is configured by a file, which cannot be bypassed"
             raise CandidateError("not-switchable", detail=detail)
         self._kernels.bypass(definition, on=on)
 
     def ramp(
         self, order: SwapOrder, *, fraction: float, excluded: Sequence[tuple[int, ...]]
     ) -> None:
-        """Change the share of launches; see `Swapper.ramp`. A row is picked by all or by none.
+        """Change the share of launches; see `Swapper.ramp`. A row applies to all launches or none.
 
         Raises
         ------
@@ -446,7 +446,7 @@ class FilesSwapper:
     # --- files --------------------------------------------------------------------------------
 
     def _entries(self, read: Callable[[str, Process, str], T]) -> list[list[T]]:
-        """Return what each process says of each kernel that a file configures."""
+        """Return the report of each process on each kernel that a file configures."""
         known = self._changes.known()
         processes = self._files.processes() if known else {}
         found = []
@@ -472,7 +472,7 @@ class FilesSwapper:
         return request
 
     def _back(self, order: SwapOrder, change: FileChange) -> dict[str, Any]:
-        """Return the way back: of one change, or of all where the original is wanted."""
+        """Return the rollback: of one change, or of all if the original is wanted."""
         eldest = change
         older: list[str] = []
         while order.artifact is None and eldest.under and len(older) < _MOST_CHAIN:
@@ -487,14 +487,14 @@ class FilesSwapper:
         return {"op": "tuned-rollback", "order": body, "term": self._term()}
 
     def _vote(self, order: SwapOrder, processes: Mapping[str, Process]) -> None:
-        """Make sure that every process can write, before the first does.
+        """Verify that every process can write, before the first does.
 
         Raises
         ------
         CandidateError
             ``not-prepared``.
         TemporaryError
-            If one is gone that has prepared.
+            If a prepared process has ended.
         """
         ranks = [
             Rank(name=name, standing=standing_of(order, process))
@@ -512,25 +512,27 @@ class FilesSwapper:
     def _each(
         self, processes: Mapping[str, Process], request: Mapping[str, Any], order: SwapOrder
     ) -> None:
-        """Tell one after the other: they write one file. All are told, whatever one says.
+        """Send a request to one process after the other: they write one file.
+
+        All get it, despite errors.
 
         Raises
         ------
         CandidateError
             With the server's reason, or ``not-engaged``.
         PartialCommit
-            If some have it and others have not.
+            If some have executed it and others have not.
         TemporaryError
-            If one does not answer, or still picks what it should not.
+            If one does not answer, or still picks another row.
         """
         had: list[str] = []
         errors: list[CandidateError | TemporaryError] = []
         for name, process in processes.items():
             try:
-                said = self._files.tell(process.path, request)
-                if said is None:
-                    raise TemporaryError(f"{name} is gone", delay_s=RETRY_S)
-                check_engaged(said, order)
+                answer = self._files.tell(process.path, request)
+                if answer is None:
+                    raise TemporaryError(f"{name} no longer listens", delay_s=RETRY_S)
+                check_engaged(answer, order)
                 had.append(name)
             except (CandidateError, TemporaryError) as error:
                 errors.append(error)

@@ -156,7 +156,7 @@ def test_a_disk_that_fails_leaves_what_was_there(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(Refused, match=r"file-unwritable.*No space.*still there"):
+    with pytest.raises(Refused, match=r"file-unwritable.*No space.*unchanged"):
         replace(path, B, expected=A, entry=entry(A, B))
     monkeypatch.undo()
     assert path.read_bytes() == A

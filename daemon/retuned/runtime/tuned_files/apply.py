@@ -1,4 +1,4 @@
-"""One change of a tuned-config file: planned, written, proven by a lookup, or put back."""
+"""Application of one change to a tuned-config file: plan, write, verify by a lookup, or restore."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from retuned.runtime.tuned_files.table_formats import read_results
 log = logging.getLogger(__name__)
 
 SHOWN = 8
-"""Mismatches that are told."""
+"""Mismatches that are reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """An order that can be carried out at once."""
+    """An order that can be executed immediately."""
 
     order: TunedOrder
     server: Server
     plan: Plan
     expected: bytes | None
-    """What lies at the target now."""
+    """Current bytes of the target."""
 
 
 def prepare(order: TunedOrder) -> Prepared:
-    """Plan a change against what lies there now; nothing is written.
+    """Plan a change of the current file; nothing is written.
 
     Raises
     ------
@@ -54,7 +54,7 @@ def prepare(order: TunedOrder) -> Prepared:
     data = _bytes_of(server.source, server.target)
     expected = data if server.source == server.target else read_file(server.target)
     if digest_of(data) != order.before:
-        # another rank of this server, or this one before it was restarted, has written it
+        # another rank of this server, or this one before a restart, has written it
         listed = entries(server.target)
         if not listed or listed[-1].order != order.id or listed[-1].after != digest_of(data):
             detail = f"{server.source} is {digest_of(data)}, the order is for {order.before}"
@@ -68,13 +68,13 @@ def prepare(order: TunedOrder) -> Prepared:
 
 
 def plan_for(order: TunedOrder, server: Server) -> Plan:
-    """Return what an order would do to the file that a server reads."""
+    """Return the plan of an order for the file that a server reads."""
     data = _bytes_of(server.source, server.target)
     return plan(server.target.name, data, order.change)
 
 
 def check_picks(prepared: Prepared) -> None:
-    """Make sure that this server picks by the rule that the plan rests on, before a write.
+    """Verify before a write that this server picks by the rule that the plan assumes.
 
     Raises
     ------
@@ -86,14 +86,14 @@ def check_picks(prepared: Prepared) -> None:
         return
     wrong = wrong_picks(server, found.outside)
     if wrong:
-        detail = f"the server's own lookup says something else already: {wrong[:SHOWN]}"
+        detail = f"the server's own lookup differs already: {wrong[:SHOWN]}"
         raise Refused("picks-differ", detail=detail[:1000])
     if prepared.order.change.format == TUNABLE_OP:
         _check_memory(prepared)
 
 
 def _check_memory(prepared: Prepared) -> None:
-    """Make sure that clearing PyTorch's results loses none that only its memory has."""
+    """Verify that clearing PyTorch's results loses none that exist only in memory."""
     file = read_results(prepared.server.target.name, prepared.plan.data).solutions()
     results = servers.tunable_results()
     lost = [key for key in results if key not in file]
@@ -103,12 +103,12 @@ def _check_memory(prepared: Prepared) -> None:
 
 
 def carry_out(prepared: Prepared) -> dict[str, Any]:
-    """Write, clear, and ask what is picked now; what is not picked does not stay.
+    """Write, clear, and check what is picked now; a change that is not picked is restored.
 
     Returns
     -------
     dict
-        The outcome, as the control socket tells it.
+        The outcome, for the control socket.
 
     Raises
     ------
@@ -134,10 +134,10 @@ def carry_out(prepared: Prepared) -> dict[str, Any]:
             server.clear()
             wrong = wrong_picks(server, {**found.inside, **found.outside})
             defaults = {m: was for m, was in before.items() if found.outside[m] is None}
-            wrong += changed_picks(server, defaults)  # of which the file says nothing
+            wrong += changed_picks(server, defaults)  # sizes without a row in the file
         except Refused as error:
             wrong, reason = [error.detail], error.reason
-        except BaseException:  # what was written and is not known to be picked does not stay
+        except BaseException:  # a written change whose pick is unknown must not stay
             _back(prepared)
             raise
         outcome = "not-engaged" if wrong else "engaged"
@@ -159,20 +159,20 @@ def carry_out(prepared: Prepared) -> dict[str, Any]:
 
 
 def _back(prepared: Prepared) -> bool:
-    """Put the old bytes back and clear again; False if that cannot be done."""
+    """Restore the old bytes and clear again; False if that is not possible."""
     try:
         restore(prepared.server.target, order=prepared.order.id)
         prepared.server.clear()
     except Refused as error:
-        log.error("%s: cannot be put back: %s", prepared.server.target, error)
+        log.error("%s: cannot be restored: %s", prepared.server.target, error)
         return False
     return True
 
 
 def put_back(order: TunedOrder, server: Server) -> tuple[bool, bool]:
-    """Put the file back; return whether it was changed, and whether others' file stays.
+    """Restore the file; return whether it was changed, and whether another writer's file remains.
 
-    What another rank of the server has put back already is no fault.
+    It is not an error if another rank of the server has restored it already.
 
     Raises
     ------
@@ -199,7 +199,7 @@ def put_back(order: TunedOrder, server: Server) -> tuple[bool, bool]:
 
 
 def _bytes_of(path: Path | None, target: Path) -> bytes | None:
-    """Return a file's bytes; what is only read may be a link, as installed packages have them."""
+    """Return a file's bytes; a file that is only read may be a link, as in installed packages."""
     if path is None:
         return None
     return read_file(path if path == target else path.resolve())

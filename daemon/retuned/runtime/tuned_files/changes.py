@@ -1,4 +1,4 @@
-"""Changes as they arrive, from an order or from a person's file, and what they make of a file."""
+"""Changes of tuned-config files, from an order or from a person's file, and the resulting files."""
 
 from __future__ import annotations
 
@@ -36,20 +36,19 @@ from retuned.runtime.tuned_files.table_formats import (
 MOE_VLLM, MOE_SGLANG, AITER, TUNABLE_OP = FORMATS = (
     *("moe-vllm", "moe-sglang", "aiter", "tunable-op"),
 )
-"""Kinds of files."""
+"""Formats of files."""
 MAX_NEW_ROWS = 256
-"""Most rows of a change."""
 _MAX_RANGES = 64
 _MAX_DEFAULTS = 1024
 PERFORMANCE = frozenset(
     ("us", "us1", "us2", "tflops", "bw", "err_ratio", "errRatio", "err1", "err2")
 )
-"""Columns that nothing is chosen by."""
+"""Columns that do not affect the choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What shall be picked for some batch sizes; every field checked."""
+    """What must be picked for some batch sizes; every field is checked."""
 
     format: str
     """One of `FORMATS`."""
@@ -62,27 +61,27 @@ class Change:
     rule: str = ""
     """How the server pads, for AITER."""
     lookup: Mapping[str, Any] = field(default_factory=dict)
-    """What the server's own lookup is asked with; its meaning is the server's."""
+    """Arguments of the server's own lookup; their meaning is the server's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a file becomes, and how to see that a server took it."""
+    """New content of a file, and how to verify that a server uses it."""
 
     data: bytes
-    """The new file, whole."""
+    """The whole new file."""
     rows: tuple[str, ...]
-    """What changed, for people."""
+    """Changed rows, for people."""
     inside: Mapping[Hashable, Any]
-    """Guarded batch sizes (or keys) worth asking about, with what has to be picked."""
+    """Guarded batch sizes (or keys) to check, with what must be picked."""
     outside: Mapping[Hashable, Any]
-    """The same outside, with what was picked before and has to be again; None is the default."""
+    """The same outside the guard, with what was and must be picked; None is the default."""
     was: Mapping[Hashable, Any]
     """What was picked before at `inside`; None is the default."""
 
 
 def parse_change(body: object) -> Change:
-    """Read a change.
+    """Parse a change.
 
     Raises
     ------
@@ -114,7 +113,7 @@ def parse_change(body: object) -> Change:
 
 
 def plan(name: str, data: bytes | None, change: Change) -> Plan:
-    """Say what a file becomes.
+    """Return the new content of a file.
 
     Parameters
     ----------
@@ -123,7 +122,7 @@ def plan(name: str, data: bytes | None, change: Change) -> Plan:
     data
         What the server reads now; None if there is no file.
     change
-        What shall change.
+        The change.
 
     Raises
     ------
@@ -133,14 +132,14 @@ def plan(name: str, data: bytes | None, change: Change) -> Plan:
     if change.format in (MOE_VLLM, MOE_SGLANG):
         found = _plan_moe(name, data, change)
     elif data is None:
-        detail = f"{name} is not there; only the servers' MoE files are made anew"
+        detail = f"{name} does not exist; only the servers' MoE files can be created"
         raise Refused("file-missing", detail=detail)
     elif change.format == AITER:
         found = _plan_table(read_table(name, data), change)
     else:
         found = _plan_results(name, data, change)
     if found.data == data:
-        raise Refused("nothing-to-change", detail=f"{name} says all of this already")
+        raise Refused("nothing-to-change", detail=f"{name} has all of this already")
     return found
 
 
@@ -154,27 +153,27 @@ def _plan_moe(name: str, data: bytes | None, change: Change) -> Plan:
     pinned = pin(old, new, guard=change.guard, defaults=change.defaults)
     written = write_moe(file, pinned.rows)
     if read_moe(name, written, version_key=version_key).rows != pinned.rows:
-        raise Refused("tuned-invalid", detail=f"{name} cannot be spelt so that it reads the same")
+        raise Refused("tuned-invalid", detail=f"{name} cannot be written so that it reads the same")
     ends = {m for run in (*pinned.before, *pinned.after) for m in (run.first, run.last)}
     probes = {m for end in ends for m in (end - 1, end, end + 1) if 1 <= m <= MAX_M}
     inside = {m for m in probes | {m for m, _ in new} if _guarded(change.guard, m)}
     return Plan(
         data=written,
-        rows=_moe_said(old, pinned.rows, pinned.pins),
+        rows=_moe_summary(old, pinned.rows, pinned.pins),
         inside={m: picked(pinned.after, m) for m in sorted(inside)},
         outside={m: picked(pinned.before, m) for m in sorted(probes - inside)},
         was={m: picked(pinned.before, m) for m in sorted(inside)},
     )
 
 
-def _moe_said(old: Rows, new: Rows, pins: Sequence[int]) -> tuple[str, ...]:
+def _moe_summary(old: Rows, new: Rows, pins: Sequence[int]) -> tuple[str, ...]:
     before, after = dict(old), dict(new)
-    said = [
+    written = [
         f"M={m}: {'pinned' if m in pins else 'replaced' if m in before else 'added'}"
         for m in after
         if m in pins or before.get(m) != after[m]
     ]
-    return (*said, *(f"M={m}: removed" for m in before if m not in after))
+    return (*written, *(f"M={m}: removed" for m in before if m not in after))
 
 
 def _plan_table(table: Table, change: Change) -> Plan:
@@ -187,7 +186,7 @@ def _plan_table(table: Table, change: Change) -> Plan:
     places = {int(r[table.m]): i for i, r in enumerate(table.rows) if table.shape_of(r) == shape}
     moe = table.header[table.m] == "token"
     if change.rule not in (MOE_RULES if moe else GEMM_RULES):
-        raise _bad(f"'rule' has to be one of {list(MOE_RULES if moe else GEMM_RULES)}")
+        raise _bad(f"'rule' must be one of {list(MOE_RULES if moe else GEMM_RULES)}")
     width = 0 if moe else _width(table, shape)
     chain = moe_chain(change.rule) if moe else gemm_chain(change.rule, width)
     padded = plan_padded(places, new, guard=change.guard, chain=chain)
@@ -218,7 +217,7 @@ def _plan_table(table: Table, change: Change) -> Plan:
 def _table_probes(
     table: Table, shape: Row, guard: Guard, chain: Chain, written: set[int], *, inside: bool
 ) -> dict[Hashable, Any]:
-    """Return what is picked around every row that was written."""
+    """Return what is picked around every written row."""
     rows = {int(r[table.m]): r for r in table.rows if table.shape_of(r) == shape}
     ends = written | {m for ends in guard for m in ends}
     near = {m for end in ends for m in (end - 1, end, end + 1) if 1 <= m <= 2 * TOP}
@@ -231,7 +230,7 @@ def _table_probes(
 
 
 def deciding(table: Table, row: Row) -> dict[str, str]:
-    """Return the cells that say what is launched."""
+    """Return the cells that determine the launch."""
     return {
         column: row[index]
         for index, column in enumerate(table.header)
@@ -242,16 +241,16 @@ def deciding(table: Table, row: Row) -> dict[str, str]:
 def _plan_results(name: str, data: bytes, change: Change) -> Plan:
     file = read_results(name, data)
     if not all(isinstance(row, (list, tuple)) for row in change.rows):
-        raise _bad("'rows' has to have lists of operator, parameters, solution and time")
+        raise _bad("'rows' must have lists of operator, parameters, solution and time")
     new = [tuple(str(cell) for cell in row) for row in change.rows]
     written = plan_results(file, new)
     before = file.solutions()
     after = read_results(name, written).solutions()
     keys = {(row[0], row[1]) for row in new}
-    said = (f"{op},{params}: {after[op, params]}" for op, params in sorted(keys))
+    summary = (f"{op},{params}: {after[op, params]}" for op, params in sorted(keys))
     return Plan(
         data=written,
-        rows=tuple(said),
+        rows=tuple(summary),
         inside={key: after[key] for key in sorted(keys)},
         outside={key: solution for key, solution in before.items() if key not in keys},
         was={key: before.get(key) for key in sorted(keys)},
@@ -261,20 +260,20 @@ def _plan_results(name: str, data: bytes, change: Change) -> Plan:
 def _width(table: Table, shape: Row) -> int:
     text = dict(zip(table.shape_columns, shape, strict=True))["N"]
     if kind_of(text) != "whole":
-        raise _bad(f"N is {text!r:.40}, no whole number")
+        raise _bad(f"N is {text!r:.40}, not a whole number")
     return int(text)
 
 
 def _moe_row(name: str, row: object) -> tuple[int, Config]:
     m = row.get("M") if isinstance(row, Mapping) else None
     if not isinstance(row, Mapping) or type(m) is not int or not 1 <= m <= MAX_M:
-        raise _bad(f"'rows' has to have objects with an M from 1 to {MAX_M} and a config")
+        raise _bad(f"'rows' must have objects with an M from 1 to {MAX_M} and a config")
     return m, check_config(name, m, row.get("config"))
 
 
 def _cells(row: object) -> Mapping[str, str]:
     if not isinstance(row, Mapping) or not all(isinstance(cell, str) for cell in row.values()):
-        raise _bad("'rows' has to have objects of text by column")
+        raise _bad("'rows' must have objects of text by column")
     return row
 
 
@@ -285,7 +284,7 @@ def _guard(value: object) -> Guard:
     for ends in value:
         low, high = _range("guard", ends)
         if found and low <= found[-1][1]:
-            raise _bad("'guard' has ranges that overlap, or do not rise")
+            raise _bad("'guard' has ranges that overlap or are not rising")
         found.append((low, high))
     return tuple(found)
 

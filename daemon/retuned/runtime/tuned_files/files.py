@@ -1,9 +1,9 @@
-"""The only place that writes: whole or not at all, with the original beside it.
+"""Files: the only module that writes; completely or not at all, with the original next to it.
 
-Beside a file ``x`` lies ``x.retuned.json``: which order made which bytes of which, who and when;
-and ``x.retuned-before.<digest>``: the bytes that were there. Both are there before ``x`` changes,
-so a process that dies anywhere leaves a way back. A file that somebody else has changed since is
-left alone in both directions.
+Next to a file ``x`` are ``x.retuned.json``, which records which order made which bytes of which,
+who and when; and ``x.retuned-before.<digest>``, the previous bytes. Both exist before ``x``
+changes, so a rollback is possible wherever a process dies. A file that another program has changed
+since is neither changed nor restored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from retuned.runtime.schema import Refused
 from retuned.runtime.tuned_files.strict import MAX_FILE_BYTES, digest_of
 
 MAX_ENTRIES = 16
-"""Changes of one file that can be taken back, the last one first."""
+"""Changes of one file that can be rolled back, the last one first."""
 _MAX_SIDECAR_BYTES = 1 << 20
 _MODE = 0o644
 _FIELDS = {"order": str, "epoch": int, "who": str, "when": str, "after": str}
@@ -35,17 +35,17 @@ class FileChange:
     """One change of a file."""
 
     order: str
-    """What asked for it."""
+    """Id of the order."""
     epoch: int
-    """Its place among the orders for this file; 0 of a person's."""
+    """Its epoch among the orders for this file; 0 for a person's."""
     who: str
     """Daemon or person."""
     when: str
     """UTC, ISO 8601."""
     before: str | None
-    """Digest of the bytes that were there; None if there was no file."""
+    """Digest of the previous bytes; None if there was no file."""
     after: str
-    """Digest of the bytes that were written."""
+    """Digest of the written bytes."""
     rows: tuple[str, ...] = ()
     """What was changed, for people."""
 
@@ -78,12 +78,12 @@ def read_file(path: Path, *, limit: int = MAX_FILE_BYTES) -> bytes | None:
 
 
 def entries(path: Path) -> list[FileChange]:
-    """Return the changes of a file that can be taken back, the newest last.
+    """Return the changes of a file that can be rolled back, the newest last.
 
     Raises
     ------
     Refused
-        ``provenance-invalid`` if the file beside it says something else, or as `read_file`.
+        ``provenance-invalid`` if the record next to it is invalid, or as `read_file`.
     """
     beside = _beside(path)
     data = read_file(beside, limit=_MAX_SIDECAR_BYTES)
@@ -93,32 +93,32 @@ def entries(path: Path) -> list[FileChange]:
         body = json.loads(data)
         return [_entry(each) for each in body["entries"]][-MAX_ENTRIES:]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        detail = f"{beside} cannot be read ({error!r:.200}); put the file back by hand"
+        detail = f"{beside} cannot be read ({error!r:.200}); restore the file by hand"
         raise Refused("provenance-invalid", detail=detail) from error
 
 
 def replace(path: Path, data: bytes, *, expected: bytes | None, entry: FileChange) -> bool:
-    """Replace a file as a whole; False if it has these bytes already by the same order.
+    """Replace a whole file; False if it has these bytes already by the same order.
 
     Parameters
     ----------
     path
-        Its folder has to be there.
+        Its folder must exist.
     data
-        What to write.
+        New bytes.
     expected
-        What has to be there now; None expects no file.
+        Current bytes; None expects no file.
     entry
-        Where it comes from; its digests have to fit.
+        Record of the change; its digests must match.
 
     Raises
     ------
     Refused
         ``changed-by-others``, ``tuned-busy`` (another writer), ``file-unwritable``, or as
-        `read_file` and `entries`. Nothing has changed then.
+        `read_file` and `entries`. Then nothing has changed.
     """
     if (entry.before, entry.after) != (digest_of(expected), digest_of(data)):
-        raise Refused("provenance-invalid", detail="the entry is about other bytes")
+        raise Refused("provenance-invalid", detail="the entry has the digests of other bytes")
     with _locked(path):
         now = read_file(path)
         listed = entries(path)
@@ -126,50 +126,50 @@ def replace(path: Path, data: bytes, *, expected: bytes | None, entry: FileChang
             return False
         if now != expected:
             raise _by_others(path, now, "")
-        standing = _standing(listed, now)
-        dropped = listed[len(standing) :] + standing[: max(0, len(standing) + 1 - MAX_ENTRIES)]
-        kept = [*standing, entry][-MAX_ENTRIES:]
+        valid = _valid_entries(listed, now)
+        dropped = listed[len(valid) :] + valid[: max(0, len(valid) + 1 - MAX_ENTRIES)]
+        kept = [*valid, entry][-MAX_ENTRIES:]
         try:
             if expected is not None:
                 _write(_kept(path, entry.before), expected, like=path)
             _write(_beside(path), _listing(kept), like=path)
             _write(path, data, like=path)
         except OSError as error:
-            detail = f"{path}: {error.strerror or error}; what was there is still there"
+            detail = f"{path}: {error.strerror or error}; the file is unchanged"
             raise Refused("file-unwritable", detail=detail) from error
         _forget(path, dropped, kept)
     return True
 
 
 def restore(path: Path, *, order: str) -> bool:
-    """Take the newest change back; False if that is done already.
+    """Roll back the newest change; False if that is done already.
 
     Parameters
     ----------
     path
         The file.
     order
-        The order that made it; another one's is not taken back.
+        The order that made it; a change of another order is not rolled back.
 
     Raises
     ------
     Refused
-        ``nothing-to-restore``, ``not-the-newest``, ``changed-by-others``, ``before-lost`` (the kept
-        bytes are gone or changed), or as `replace`.
+        ``nothing-to-restore``, ``not-the-newest``, ``changed-by-others``, ``before-lost`` (the
+        stored bytes are missing or changed), or as `replace`.
     """
     with _locked(path):
         listed = entries(path)
         now = read_file(path)
         if not any(entry.order == order for entry in listed):
-            detail = f"{path} has no change by {order!r:.100} that could be taken back"
+            detail = f"{path} has no change by {order!r:.100} that can be rolled back"
             raise Refused("nothing-to-restore", detail=detail)
         last = listed[-1]
         if last.order != order:
-            detail = f"{last.order!r:.100} has changed {path} since; take that back first"
+            detail = f"{last.order!r:.100} has changed {path} since; roll that back first"
             raise Refused("not-the-newest", detail=detail)
         done = digest_of(now) == last.before
         if not done and digest_of(now) != last.after:
-            raise _by_others(path, now, f"; the bytes before are in {_kept(path, last.before)}")
+            raise _by_others(path, now, f"; the previous bytes are in {_kept(path, last.before)}")
         try:
             if not done:
                 _put_back(path, last)
@@ -184,7 +184,7 @@ def restore(path: Path, *, order: str) -> bool:
 
 
 def kept_before(path: Path, entry: FileChange) -> bytes | None:
-    """Return the bytes that were there before a change; None if there was no file.
+    """Return the bytes before a change; None if there was no file.
 
     Raises
     ------
@@ -195,7 +195,7 @@ def kept_before(path: Path, entry: FileChange) -> bytes | None:
         return None
     data = read_file(_kept(path, entry.before))
     if digest_of(data) != entry.before:
-        detail = f"{_kept(path, entry.before)} is gone or has other bytes"
+        detail = f"{_kept(path, entry.before)} is missing or has other bytes"
         raise Refused("before-lost", detail=detail)
     return data
 
@@ -213,10 +213,11 @@ def _is_same(entry: FileChange, other: FileChange) -> bool:
     return (entry.order, entry.before, entry.after) == (other.order, other.before, other.after)
 
 
-def _standing(listed: Sequence[FileChange], now: bytes | None) -> list[FileChange]:
-    """Return the changes that lead to what is there: not those whose writer died before it wrote.
+def _valid_entries(listed: Sequence[FileChange], now: bytes | None) -> list[FileChange]:
+    """Return the changes that led to the current file.
 
-    Of a file that others have changed since, no change can be taken back any more.
+    Changes whose writer died before its write are left out. If others have changed the file since,
+    no change can be rolled back.
     """
     found = list(listed)
     while found and found[-1].after != digest_of(now):
@@ -233,26 +234,26 @@ def _forget(path: Path, dropped: Sequence[FileChange], kept: Sequence[FileChange
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Keep other writers of ours away from a file."""
+    """Lock a file against other writers of Retuned."""
     lock = path.with_name(path.name + ".retuned.lock")
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         fd = os.open(lock, flags, 0o600)
     except (OSError, ValueError) as error:
-        detail = f"{lock}: {error}; the folder has to be there, and this user's to write"
+        detail = f"{lock}: {error}; the folder must exist, and this user must be able to write it"
         raise Refused("file-unwritable", detail=detail) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError as error:
-        detail = f"somebody else is changing {path}; try again"
+        detail = f"another writer is changing {path}; try again"
         raise Refused("tuned-busy", detail=detail) from error
     finally:
-        os.close(fd)  # the lock file stays: to remove it would let two hold "it" at a time
+        os.close(fd)  # the lock file stays: removing it would allow two holders at a time
 
 
 def _write(path: Path, data: bytes, *, like: Path) -> None:
-    """Put a file in place at once, with mode and owner of another."""
+    """Write a file atomically, with mode and owner of another."""
     partial = path.with_name(f".{path.name[:100]}.{secrets.token_hex(6)}.retuned")
     mode, owner = _mode_of(like)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -293,7 +294,7 @@ def _beside(path: Path) -> Path:
 
 
 def _kept(path: Path, digest: str | None) -> Path:
-    """Return where bytes are kept; a name for every digest, whatever a file claims to be one."""
+    """Return where bytes are stored; the name is safe for any claimed digest."""
     short = hashlib.sha256((digest or "").encode()).hexdigest()[:16]
     return path.with_name(f"{path.name}.retuned-before.{short}")
 
@@ -316,5 +317,5 @@ def _entry(body: Mapping[str, Any]) -> FileChange:
 
 def _by_others(path: Path, now: bytes | None, more: str) -> Refused:
     found = digest_of(now) or "no file"
-    detail = f"{path} was changed by somebody else ({found}), and is left as it is{more}"
+    detail = f"another program has changed {path} ({found}); it is not changed{more}"
     return Refused("changed-by-others", detail=detail)

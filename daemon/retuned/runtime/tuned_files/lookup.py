@@ -1,9 +1,9 @@
-"""What a server picks today, for every batch size, so that others can say what to change.
+"""Lookup of what a server picks now, for every batch size, so that changes can be proposed.
 
-Of a file, its rows say it; without one the server itself is asked, size by size. Either way the
-server's own lookup has to agree at the ends of every step, else nothing is told.
+With a file, its rows give the answer; without one, the server itself is called size by size. In
+both cases the server's own lookup must agree at the ends of every step, else nothing is reported.
 
-What a server picks, beside what it should: asked of its own lookup, compared here.
+The module also compares what a server picks with what it should pick.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from retuned.runtime.tuned_files.strict import MAX_M, digest_of
 from retuned.runtime.tuned_files.tables import Picked, picked_of, server_of, wrong
 
 ASKED = 16_384
-"""Batch sizes that a server without a file is asked about one by one."""
+"""Batch sizes for which a server without a file is called one by one."""
 _SHOWN = 4
 _TABLE = "GEMM_BF16"
 
 
 def look(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return which file a lookup reads, its digest, and what is picked from which size to which.
+    """Return the file that a lookup reads, its digest, and what is picked from which size to which.
 
-    Of a table, ``rule`` and ``cells`` are what a new row needs besides; see `tables.Picked`.
+    For a table, ``rule`` and ``cells`` are what a new row also needs; see `tables.Picked`.
 
     Raises
     ------
     Refused
-        ``picks-differ`` where the server does something else than its file says,
-        ``default-unknown``, ``file-missing`` of a table, ``format-unsupported`` for tables that no
-        lookup here can be asked about, or as `find`, `read_file`, `read_moe` and `picked_of`.
+        ``picks-differ`` if the server differs from its file, ``default-unknown``, ``file-missing``
+        for a table, ``format-unsupported`` for tables that no lookup here supports, or as `find`,
+        `read_file`, `read_moe` and `picked_of`.
     """
     kind, lookup = request.get("format"), request.get("lookup")
     if kind not in FORMATS or not isinstance(lookup, Mapping) or len(lookup) > 32:
@@ -50,7 +50,7 @@ def look(request: Mapping[str, Any]) -> dict[str, Any]:
     data = _read(server)
     if data is None:
         if pick is None:
-            raise Refused("default-unknown", detail="there is no file, and nobody can be asked")
+            raise Refused("default-unknown", detail="there is no file, and no lookup to call")
         runs = _asked(server.target, pick)
     else:
         name = server.target.name
@@ -68,19 +68,19 @@ def look(request: Mapping[str, Any]) -> dict[str, Any]:
 def _look_at_table(kind: str, lookup: Mapping[str, Any]) -> dict[str, Any]:
     sizes = [lookup.get(name) for name in ("N", "K")]
     if not all(type(size) is int and 0 < size <= MAX_M for size in sizes):
-        raise Refused("lookup-invalid", detail="'N' and 'K' are no whole numbers above 0")
+        raise Refused("lookup-invalid", detail="'N' and 'K' must be whole numbers above 0")
     if lookup.get("table", _TABLE) != _TABLE:
-        detail = f"of AITER's tables {_TABLE} can be looked at; others can be changed"
+        detail = f"of AITER's tables only {_TABLE} can be looked up; others can be changed"
         raise Refused("format-unsupported", detail=detail)
     server, rule = server_of(kind, lookup)
     data = _read(server)
     if data is None:
-        raise Refused("file-missing", detail=f"{server.target} is not there")
+        raise Refused("file-missing", detail=f"{server.target} does not exist")
     found = picked_of(server, data, lookup=lookup, rule=rule)
     by_size = server if rule else _by_size(server, found)
     mismatches = wrong(by_size, found.runs)
     if mismatches:
-        detail = f"the server picks by something else than its table: {mismatches[:_SHOWN]}"
+        detail = f"the server's picks differ from its table: {mismatches[:_SHOWN]}"
         raise Refused("picks-differ", detail=detail[:1000])
     return {
         "path": str(server.target),
@@ -93,7 +93,7 @@ def _look_at_table(kind: str, lookup: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _by_size(server: Server, found: Picked) -> Server:
-    """Return PyTorch's results as something that is asked by batch size."""
+    """Return PyTorch's results as a server with a lookup by batch size."""
     pick, cells = server.pick, found.cells
     if pick is None:
         return server
@@ -112,7 +112,7 @@ def _read(server: Server) -> bytes | None:
 
 
 def _asked(path: Path, pick: Callable[[Hashable], Any]) -> tuple[Run, ...]:
-    """Ask size by size; what follows the last has to be one step."""
+    """Call the lookup size by size; all sizes after the last must be one step."""
 
     def picked(m: int) -> Run:
         return Run(m, m, check_config(path.name, m, pick(m)))
@@ -120,7 +120,7 @@ def _asked(path: Path, pick: Callable[[Hashable], Any]) -> tuple[Run, ...]:
     runs = list(joined(picked(m) for m in range(1, ASKED + 1)))
     beyond = [m for m in (ASKED + 1, *(2**n for n in range(15, 31)), MAX_M) if m > ASKED]
     if not all(same(picked(m).config, runs[-1].config) for m in beyond):
-        detail = f"without a file this server's choice still changes beyond M={ASKED}"
+        detail = f"without a file, this server's choice still changes beyond M={ASKED}"
         raise Refused("default-unknown", detail=detail)
     return (*runs[:-1], Run(runs[-1].first, MAX_M, runs[-1].config))
 
@@ -133,18 +133,18 @@ def _check(runs: Sequence[Run], pick: Callable[[Hashable], Any]) -> None:
         if (found := pick(m)) != run.config
     ]
     if wrong:
-        detail = f"the server picks by something else than its file: {wrong[:_SHOWN]}"
+        detail = f"the server's picks differ from its file: {wrong[:_SHOWN]}"
         raise Refused("picks-differ", detail=detail[:1000])
 
 
 def picks_of(server: Server, probes: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
-    """Return what the server picks at some sizes; nothing where it cannot be asked."""
+    """Return what the server picks at some sizes; empty if it has no lookup."""
     pick = server.pick
     return {} if pick is None else {probe: pick(probe) for probe in probes}
 
 
 def wrong_picks(server: Server, expected: Mapping[Hashable, Any]) -> list[str]:
-    """Return where the server picks something else than a file says; defaults are its own."""
+    """Return where the server's picks differ from a file; defaults are not compared."""
     known = {probe: what for probe, what in expected.items() if what is not None}
     return [
         f"{probe}: {picked!r:.100} for {known[probe]!r:.100}"
@@ -154,7 +154,7 @@ def wrong_picks(server: Server, expected: Mapping[Hashable, Any]) -> list[str]:
 
 
 def changed_picks(server: Server, before: Mapping[Hashable, Any]) -> list[str]:
-    """Return where the server picks something else than before."""
+    """Return where the server's picks differ from before."""
     return [
         f"{probe}: {picked!r:.100}, before {before[probe]!r:.100}"
         for probe, picked in picks_of(server, before).items()
@@ -163,7 +163,7 @@ def changed_picks(server: Server, before: Mapping[Hashable, Any]) -> list[str]:
 
 
 def _same_pick(one: Any, other: Any) -> bool:  # noqa: ANN401 - the server's
-    """Compare what a server picked twice; what pandas calls missing is no difference."""
+    """Compare two picks of a server; two missing values of pandas are equal."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_same_pick(one[k], other[k]) for k in one)
     return bool(one == other) or (one != one and other != other)

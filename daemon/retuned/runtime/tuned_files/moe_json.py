@@ -1,7 +1,7 @@
-"""Fused-MoE files of vLLM and SGLang: a JSON object from batch size to launch parameters.
+"""MoE files of vLLM and SGLang: a JSON object from batch size to launch parameters.
 
-Both servers turn the keys into numbers and keep the file's order. vLLM takes ``triton_version``
-out first; SGLang would fail on it. What is not changed keeps its bytes.
+Both servers convert the keys to numbers and keep the file's order. vLLM first removes
+``triton_version``; SGLang would fail on it. Unchanged parts keep their bytes.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from retuned.runtime.tuned_files.strict import MAX_M, invalid, text_of
 Value = int | bool | str
 Config = Mapping[str, Value]
 Rows = tuple[tuple[int, Config], ...]
-"""Batch size and parameters, in the order of the file: of two at the same distance, both servers
-take the one that comes first."""
+"""Batch size and parameters, in the order of the file.
+
+Of two rows at the same distance, both servers use the one that comes first.
+"""
 
 VERSION_KEY = "triton_version"
 """The one key that is not a batch size, in vLLM's files."""
 MAX_ROWS = 1024
-"""Most rows of a file; the longest that ships has 37."""
+"""Maximum rows of a file; the longest shipped one has 37."""
 MAX_PARAMETERS = 64
-"""Most parameters of a row."""
+"""Maximum parameters of a row."""
 _MAX_NUMBER = 2**31
 _M = re.compile(r"[1-9][0-9]{0,9}\Z")
 _PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z")
@@ -36,23 +38,23 @@ _STYLE = re.compile(r'\{(\s*)"[^"]*"(\s*:\s*)[^,}]*?(?:(,\s*)"[^}]*?)?(\s*)\}\Z'
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """One key with its value, as the file spells it."""
+    """One key with its value, as spelled in the file."""
 
     key: str
     value: Any
     lead: str
-    """What stands before it since the last one: comma and space."""
+    """Text between the previous member and this one: comma and space."""
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class MoeFile:
-    """A file that was read."""
+    """A parsed file."""
 
     rows: Rows
     """Batch sizes in file order."""
     version: str | None
-    """What it says about Triton; None where it says nothing."""
+    """Its Triton version; None if it has none."""
     members: tuple[_Member, ...] = ()
     head: str = "{"
     tail: str = "\n}\n"
@@ -68,7 +70,7 @@ def read_moe(name: str, data: bytes, *, version_key: bool) -> MoeFile:
     data
         Its bytes.
     version_key
-        Whether the server takes ``triton_version`` out of it.
+        Whether the server removes ``triton_version`` from it.
 
     Raises
     ------
@@ -82,7 +84,7 @@ def read_moe(name: str, data: bytes, *, version_key: bool) -> MoeFile:
     seen: set[str] = set()
     for member in members:
         if member.key in seen:
-            raise invalid(name, f"key {member.key!r:.80}", "stands there twice")
+            raise invalid(name, f"key {member.key!r:.80}", "occurs twice")
         seen.add(member.key)
         if member.key == VERSION_KEY and version_key:
             if not isinstance(member.value, str):
@@ -91,7 +93,7 @@ def read_moe(name: str, data: bytes, *, version_key: bool) -> MoeFile:
             continue
         rows.append((_batch(name, member.key), _config(name, member.key, member.value)))
     if not rows:
-        raise invalid(name, "the whole", "has no row; the server would take its defaults")
+        raise invalid(name, "the whole", "has no row; the server would use its defaults")
     return MoeFile(tuple(rows), version, members, head, tail)
 
 
@@ -115,7 +117,7 @@ def write_moe(file: MoeFile | None, rows: Rows) -> bytes:
     Parameters
     ----------
     file
-        What was read; None makes a new file.
+        The parsed file; None creates a new file.
     rows
         All rows, in order.
     """
@@ -160,7 +162,7 @@ def _joined(head: str, members: Sequence[_Member], tail: str) -> bytes:
 
 
 def _rendered(key: str, config: Config, like: str) -> str:
-    """Spell a row as a neighbour is spelt."""
+    """Format a row like a neighbouring row."""
     colon_at = like.index(":")
     gap = like[colon_at : len(like) - len(like[colon_at + 1 :].lstrip())]
     style = _STYLE.search(like[like.index("{") :])
@@ -171,7 +173,7 @@ def _rendered(key: str, config: Config, like: str) -> str:
 
 
 def _members(name: str, text: str) -> tuple[str, tuple[_Member, ...], str]:
-    """Take the outermost object apart, without losing a byte."""
+    """Split the outermost object, without losing a byte."""
     decoder = json.JSONDecoder(
         object_pairs_hook=lambda pairs: _once(name, pairs),
         parse_constant=lambda word: _refuse(name, word),
@@ -198,7 +200,7 @@ def _members(name: str, text: str) -> tuple[str, tuple[_Member, ...], str]:
             at = end
             after = _skip(text, at)
             if text[after : after + 1] == ",":
-                if after != at:  # space before a comma belongs to what follows
+                if after != at:  # space before a comma belongs to the next member
                     members[-1] = _Member(key, value, members[-1].lead, text[key_at:after])
                     at = after
                 continue
@@ -263,5 +265,5 @@ def _config(name: str, key: str, value: object) -> Config:
 
 
 def same(one: Config, other: Config) -> bool:
-    """Whether two rows say the same; true is not one, and the order says nothing."""
+    """Whether two rows are equal; true differs from 1, and the order does not matter."""
     return {k: (type(v), v) for k, v in one.items()} == {k: (type(v), v) for k, v in other.items()}

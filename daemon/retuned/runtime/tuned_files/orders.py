@@ -1,4 +1,4 @@
-"""Orders on tuned-config files as they arrive on the control socket, signed like artifacts."""
+"""Orders for tuned-config files from the control socket, signed like artifacts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from retuned.runtime.tuned_files.changes import Change, parse_change
 from retuned.runtime.tuned_files.strict import json_object
 
 MAX_CHANGE_BYTES = 192 << 10
-"""Longest text of a change; a request has 256 KiB."""
+"""Longest text of a change; a request has at most 256 KiB."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 _MAX_EPOCH = 2**53
 _MAX_OLDER = 16
@@ -25,15 +25,15 @@ class TunedOrder:
     """One epoch of one file."""
 
     id: str
-    """Identity; carrying out the same id twice is the same as once."""
+    """Identity; executing the same id twice has the same effect as once."""
     kind: str
     """``swap`` or ``rollback``."""
     undoes: str
-    """Id of the swap that a rollback takes back; empty for a swap."""
+    """Id of the swap that a rollback undoes; empty for a swap."""
     definition: str
-    """Kernel that it is for, as the daemon calls it."""
+    """Kernel that it is for, as the daemon names it."""
     target: str
-    """Server that it was made for."""
+    """Server that it is for."""
     who: str
     """For the provenance: a daemon's or a person's name."""
     when: str
@@ -41,24 +41,28 @@ class TunedOrder:
     epoch: int
     """Grows with every order for a file."""
     change: Change
-    """What to change; of a rollback, what was changed."""
+    """What to change; for a rollback, what was changed."""
     before: str | None
     """Digest of the file that the change was made for; None is no file."""
     artifact: str = ""
-    """What the daemon calls what is in force once it is carried out; empty is the original."""
+    """The daemon's name of the variant that is active after execution; empty is the original."""
     older: tuple[str, ...] = ()
-    """Further swaps that a rollback takes back after `undoes`, the newest first; `change` and
-    `before` are then of the last of them."""
+    """Further swaps that a rollback undoes after `undoes`, the newest first.
+
+    `change` and `before` are then those of the last of them.
+    """
     leaves: bool = False
-    """Whether a rollback ends where others have changed the file since: what lies there is theirs
-    and stays. Else it is refused."""
+    """Whether a rollback accepts a file that others have changed since, and leaves it unchanged.
+
+    Otherwise such a rollback is refused.
+    """
 
 
 def parse_tuned_order(request: Mapping[str, Any], *, trust: Trust) -> TunedOrder:
-    """Read an order, and check the signature over what a swap changes.
+    """Parse an order, and check the signature over what a swap changes.
 
-    The signature is over the text of the change, as it is over the manifest of an artifact: which
-    file, rows, guard. A way back needs none; it can only put back what was there.
+    The signature is over the text of the change, as it is over the manifest of an artifact: file,
+    rows, guard. A rollback needs none; it can only restore the previous bytes.
 
     Raises
     ------
@@ -70,7 +74,7 @@ def parse_tuned_order(request: Mapping[str, Any], *, trust: Trust) -> TunedOrder
         raise _invalid("order", "is not an object")
     kind = body.get("kind")
     if kind not in ("swap", "rollback"):
-        raise _invalid("kind", "is neither swap nor rollback")
+        raise _invalid("kind", "must be swap or rollback")
     text = body.get("change")
     if not isinstance(text, str) or not 0 < len(text) <= MAX_CHANGE_BYTES:
         raise _invalid("change", f"is not text of at most {MAX_CHANGE_BYTES} characters")
@@ -116,9 +120,9 @@ def _check(
         raise _invalid("signature", "is not text")
     data = text.encode("utf-8", "surrogatepass")
     digest = "sha256:" + hashlib.sha256(data).hexdigest()
-    said = request.get("digest")
-    if said is not None and said != digest:
-        raise Refused("digest-mismatch", detail=f"the change is {digest}, not {said!r:.80}")
+    named = request.get("digest")
+    if named is not None and named != digest:
+        raise Refused("digest-mismatch", detail=f"the change is {digest}, not {named!r:.80}")
     trust.check(
         data,
         signature=signature.encode("utf-8", "surrogatepass") if signature else None,

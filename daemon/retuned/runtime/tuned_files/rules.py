@@ -1,10 +1,11 @@
-"""AITER's rule: a shape is looked up by its batch size, then by it padded, coarser each time.
+"""Rules by which servers pick rows, and how a change keeps all picks outside its guard.
 
-What a row attracts are the batch sizes that are padded to it and have no row of their own before.
-They are pinned with the row they had. How AITER pads has changed several times; each way has a
-name here, and a server's own function is asked at the sizes where they differ.
+AITER looks a shape up by its batch size, then by the padded size, coarser each time. A row attracts
+the batch sizes that are padded to it and that had no separate row before; they are pinned with the
+row they had. AITER's padding has changed several times. Each version has a name here, and a
+server's own function is called at the sizes where they differ.
 
-vLLM's and SGLang's rule, the row of the nearest batch size, and how it is kept where it was.
+vLLM and SGLang use the row of the nearest batch size.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from retuned.runtime.tuned_files.moe_json import Config, Rows, same
 from retuned.runtime.tuned_files.strict import MAX_M
 
 MAX_ADDED = 256
-"""Most rows that one change may write."""
+"""Maximum rows that one change may write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Run:
 
     first: int
     last: int
-    """`MAX_M` stands for all that follow."""
+    """`MAX_M` means that the run has no end."""
     config: Config
 
 
@@ -38,9 +39,9 @@ class Pinned:
     """A table that changes nothing outside its guard."""
 
     rows: Rows
-    """All of it, in file order."""
+    """The whole table, in file order."""
     pins: tuple[int, ...]
-    """Rows that are there to keep what was picked."""
+    """Rows that keep earlier picks."""
     before: tuple[Run, ...]
     """What was picked."""
     after: tuple[Run, ...]
@@ -48,11 +49,13 @@ class Pinned:
 
 
 Guard = tuple[tuple[int, int], ...]
-"""Ranges of batch sizes, inclusive, rising, apart."""
+"""Ranges of batch sizes, inclusive, rising, disjoint."""
 
 
 def runs_of(rows: Rows) -> tuple[Run, ...]:
-    """Return what is picked for every batch size from 1 on; of two as near, the first in `rows`.
+    """Return what is picked for every batch size from 1 on.
+
+    If two are as near, the first in `rows`.
 
     Examples
     --------
@@ -75,12 +78,11 @@ def runs_of(rows: Rows) -> tuple[Run, ...]:
 
 
 def picked(runs: Sequence[Run], m: int) -> Config:
-    """Return what is picked for a batch size."""
     return runs[bisect_right(runs, m, key=_first) - 1].config
 
 
 def joined(runs: Iterable[Run]) -> tuple[Run, ...]:
-    """Make one of neighbours that say the same."""
+    """Merge neighbours with the same parameters."""
     found: list[Run] = []
     for run in runs:
         if found and same(found[-1].config, run.config) and found[-1].last + 1 == run.first:
@@ -98,10 +100,10 @@ def pin(old: Rows, new: Rows, *, guard: Guard, defaults: Sequence[Run] = ()) -> 
     old
         Rows of the file; none if there is no file.
     new
-        New rows, each inside the guard; every range of the guard has at least one. Inside of a
-        range the nearest new row is picked.
+        New rows, each inside the guard; every range of the guard has at least one. Inside a range
+        the nearest new row is picked.
     guard
-        Batch sizes that shall change.
+        Batch sizes to change.
     defaults
         What the server picks without a file, for every batch size; only used without `old`.
 
@@ -121,7 +123,7 @@ def pin(old: Rows, new: Rows, *, guard: Guard, defaults: Sequence[Run] = ()) -> 
         assert both, "a table with a row at both ends of every step picks these steps"
         pins |= near or both
         if len(pins) + len(new) > MAX_ADDED:
-            detail = f"more than {MAX_ADDED} rows would have to be written to keep all others"
+            detail = f"more than {MAX_ADDED} rows would be needed to keep all other picks"
             raise Refused("too-many-rows", detail=detail)
     _spare(pins, lambda fewer: not _wrong(wanted, runs_of(_table(kept, new, fewer, wanted))))
     rows = _table(kept, new, pins, wanted)
@@ -129,16 +131,16 @@ def pin(old: Rows, new: Rows, *, guard: Guard, defaults: Sequence[Run] = ()) -> 
 
 
 def _whole(defaults: Sequence[Run]) -> tuple[Run, ...]:
-    """Return the defaults if they say something about every batch size."""
+    """Return the defaults if they cover every batch size."""
     apart = any(one.last + 1 != other.first for one, other in pairwise(defaults))
     if not defaults or apart or defaults[0].first != 1 or defaults[-1].last != MAX_M:
-        detail = "there is no file, and what the server picks without one is not told for every M"
+        detail = "there is no file, and the defaults do not cover every M"
         raise Refused("default-unknown", detail=detail)
     return joined(defaults)
 
 
 def _overlaid(before: Sequence[Run], new: Rows, guard: Guard) -> tuple[Run, ...]:
-    """Return what shall be picked."""
+    """Return what must be picked."""
     outside = [m for m, _ in new if not _inside(guard, m)]
     if outside:
         raise Refused("row-outside-guard", detail=f"rows for M={outside[:8]} are not guarded")
@@ -147,7 +149,7 @@ def _overlaid(before: Sequence[Run], new: Rows, guard: Guard) -> tuple[Run, ...]
     for low, high in guard:
         rows = tuple(sorted((row for row in new if low <= row[0] <= high), key=lambda row: row[0]))
         if not rows:
-            detail = f"no new row lies in {low}..{high}, which would get a row of somewhere else"
+            detail = f"no new row is in {low}..{high}, which would get a row from outside"
             raise Refused("guard-without-row", detail=detail)
         found += _cut(before, at, low - 1)
         found += _cut(runs_of(rows), low, high)
@@ -157,7 +159,7 @@ def _overlaid(before: Sequence[Run], new: Rows, guard: Guard) -> tuple[Run, ...]
 
 
 def _cut(runs: Sequence[Run], low: int, high: int) -> list[Run]:
-    """Return the part of some steps that lies in a range; none of an empty one."""
+    """Return the part of some steps that is in a range; none of an empty one."""
     if low > high:
         return []
     begin = max(0, bisect_right(runs, low, key=_first) - 1)
@@ -178,7 +180,7 @@ def _inside(guard: Guard, m: int) -> bool:
 
 
 def _table(kept: Rows, new: Rows, pins: Iterable[int], wanted: Sequence[Run]) -> Rows:
-    """Put rows where a reader expects them: among rising ones by size, else at the end."""
+    """Insert rows where a reader expects them: by size if the rows are rising, else at the end."""
     added = [*new, *((m, picked(wanted, m)) for m in pins)]
     if all(one[0] < other[0] for one, other in pairwise(kept)):
         return tuple(sorted((*kept, *added), key=lambda row: row[0]))
@@ -186,7 +188,7 @@ def _table(kept: Rows, new: Rows, pins: Iterable[int], wanted: Sequence[Run]) ->
 
 
 def _spare(pins: set[int], enough: Callable[[set[int]], bool]) -> None:
-    """Take out what is not needed; what was needed for its neighbour's sake may go after it."""
+    """Remove pins that are not needed; this may make a neighbour's pin removable too."""
     before = -1
     while before != len(pins):
         before = len(pins)
@@ -196,7 +198,7 @@ def _spare(pins: set[int], enough: Callable[[set[int]], bool]) -> None:
 
 
 def _wrong(wanted: Sequence[Run], found: Sequence[Run]) -> list[tuple[Run, set[int]]]:
-    """Return the steps that are not picked as they shall be, with the ends where it goes wrong."""
+    """Return the steps that are not picked as required, with the ends where they differ."""
     wrong = []
     for run in wanted:
         parts = [p for p in _cut(found, run.first, run.last) if not same(p.config, run.config)]
@@ -213,7 +215,7 @@ TOP = 1 << 17
 
 
 def power_of_two(m: int) -> int:
-    """Return the least power of two that is not below."""
+    """Return the smallest power of two that is not below."""
     return 1 if m <= 1 else 1 << (m - 1).bit_length()
 
 
@@ -251,11 +253,14 @@ def gemm_chain(rule: str, n: int) -> Chain:
 
 
 GEMM_RULES = ("fine-then-power", "fine-then-capped", "small-power-then-capped")
-"""From the oldest to the newest, by what they do."""
+"""From the oldest to the newest, named by their effect."""
 
 
 def moe_chain(rule: str) -> Chain:
-    """Return the key of a mixture of experts: one of `MOE_RULES`, no batch size has its own."""
+    """Return the key of a mixture of experts, by one of `MOE_RULES`.
+
+    No batch size has a separate key.
+    """
 
     def chain(m: int) -> tuple[int, ...]:
         if rule == "tiers-1024-2048-16384":
@@ -275,12 +280,12 @@ MOE_RULES = ("tiers-1024-2048-16384", "power-to-131072", "power-then-tiers")
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """What has to be written."""
+    """What must be written."""
 
     rows: dict[int, str]
     """By batch size: ``new:<M>`` for the new row of that M, ``old:<M>`` for a copy of that row."""
     affected: tuple[int, ...]
-    """Batch sizes outside the guard that would have been drawn in; all are pinned."""
+    """Batch sizes outside the guard that would have changed; all are pinned."""
 
 
 def plan_padded(old: Iterable[int], new: Iterable[int], *, guard: Guard, chain: Chain) -> Padded:
@@ -291,8 +296,8 @@ def plan_padded(old: Iterable[int], new: Iterable[int], *, guard: Guard, chain: 
     old
         Batch sizes that have a row for this shape.
     new
-        Batch sizes of the new rows. A size of the guard gets that of the least one not below it,
-        else of the greatest.
+        Batch sizes of the new rows. A size of the guard gets the smallest one not below it, else
+        the greatest.
     guard
         Ranges up to `TOP`.
     chain
@@ -302,9 +307,8 @@ def plan_padded(old: Iterable[int], new: Iterable[int], *, guard: Guard, chain: 
     ------
     Refused
         ``guard-unbounded``, ``guard-without-row``, ``guard-splits-padding`` (sizes inside and
-        outside always share a row), ``default-unknown`` (a size outside had no row, so what the
-        server picks for it cannot be written down), ``cannot-pin`` (sizes without end share a row)
-        or ``too-many-rows``.
+        outside always share a row), ``default-unknown`` (a size outside had no row, so its default
+        cannot be written), ``cannot-pin`` (unbounded sizes share a row) or ``too-many-rows``.
     """
     rising = sorted(new)
     if not rising:
@@ -317,7 +321,7 @@ def plan_padded(old: Iterable[int], new: Iterable[int], *, guard: Guard, chain: 
     wanted = {m: f"new:{next((n for n in rising if n >= m), rising[-1])}" for m in inside}
     written: dict[int, str] = {}
     pinned: set[int] = set()
-    # Whole classes first: one row where all sizes that are padded to it are guarded.
+    # Whole classes first: one row if all sizes that are padded to it are guarded.
     for m in rising:
         if m in wanted or all(each in wanted for each in _drawn({m}, chain)):
             written[m] = f"new:{m}"
@@ -333,7 +337,7 @@ def plan_padded(old: Iterable[int], new: Iterable[int], *, guard: Guard, chain: 
                 raise Refused("cannot-pin", detail=detail)
             key = chain(m)[0]
             if written.get(key, expected) != expected:
-                detail = f"M={m} is looked up as {key}, and so are sizes that shall get another row"
+                detail = f"M={m} is looked up as {key}, like sizes that must get another row"
                 raise Refused("guard-splits-padding", detail=detail)
             if not expected:
                 detail = f"M={m} has no row, and would get that of {chain(m)}; guard it, too"
@@ -355,10 +359,10 @@ def _picked(table: Mapping[int, str], keys: tuple[int, ...]) -> str:
 
 
 def _drawn(keys: Iterable[int], chain: Chain) -> set[int]:
-    """Return the batch sizes that one of the keys is looked up for.
+    """Return the batch sizes for which one of the keys is looked up.
 
-    Padding goes up to twice or by 127, or down to no less than an eighth. What is beyond the last
-    tier has no end; `MAX_M` stands for it.
+    Padding goes up to twice or by 127, or down to at least an eighth. The sizes beyond the last
+    tier are unbounded; `MAX_M` represents them.
     """
     wanted = set(keys)
     near: set[int] = set()

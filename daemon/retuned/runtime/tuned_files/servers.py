@@ -1,8 +1,9 @@
-"""What servers read tuned-config files with: found by what they have, never by their version.
+"""Servers in this process and how they read tuned-config files, found by features, not by version.
 
-Each knows the one file that may be written for a lookup, asks the server's own function what it
-picks, and empties the caches in front of it. The path is the server's, never an order's; files
-inside an installed package are not written. Nothing is imported: what is not loaded is not there.
+Each entry has the one file that may be written for a lookup, calls the server's own function for
+its picks, and clears the caches in front of it. The path is the server's, never an order's; files
+inside an installed package are not written. Nothing is imported: a server that is not loaded is not
+there.
 """
 
 from __future__ import annotations
@@ -28,47 +29,47 @@ _SGLANG = (
 _AITER = ("aiter.tuned_gemm",)
 _TUNABLE = ("torch.cuda.tunable",)
 _TELLING_M = (1, 3, 5, 7, 17, 100, 300, 1100, 5000, 8193, 10_000)
-"""Batch sizes at which the ways to pad differ."""
+"""Batch sizes at which the padding rules differ."""
 _MAX_DIM = 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """One file of one server, with what asks and what empties."""
+    """One file of one server, with its lookup and its caches."""
 
     name: str
     """For people."""
     target: Path
     """The file that may be written."""
     sources: tuple[Path, ...]
-    """Files that are there, the one that is read first; none if the server takes its defaults."""
+    """Existing files, the one that is read first; none if the server uses its defaults."""
     pick: Callable[[Hashable], Any] | None = None
-    """Asks the server itself; None where a change only comes with the next start."""
+    """Calls the server's lookup; None if a change takes effect only at the next start."""
     clear: Callable[[], None] = lambda: None
-    """Empties the caches; the next lookup reads the file."""
+    """Clears the caches; the next lookup reads the file."""
     matches: Callable[[Any, Any], bool] = lambda expected, found: bool(expected == found)
-    """Whether what the server picked is what a file says."""
+    """Whether the server's pick equals a row of a file."""
 
     @property
     def source(self) -> Path | None:
-        """The file that is read now; None if the server takes its defaults."""
+        """The file that is read now; None if the server uses its defaults."""
         return self.sources[0] if self.sources else None
 
     @property
     def fallback(self) -> Path | None:
-        """The file that would be read if `target` were not there."""
+        """The file that would be read without `target`."""
         return next((path for path in self.sources if path != self.target), None)
 
 
 def find(change: Change) -> Server:
-    """Return what a change is for in this process.
+    """Return the server of a change in this process.
 
     Raises
     ------
     Refused
-        ``server-not-here``, ``server-unknown`` (it lacks a function that is needed),
-        ``folder-not-set``, ``merged-table``, ``padding-unknown``, ``tuning-on``, ``tunable-off``,
-        ``down-file-missing`` or ``lookup-invalid``.
+        ``server-not-here``, ``server-unknown`` (it lacks a required function), ``folder-not-set``,
+        ``merged-table``, ``padding-unknown``, ``tuning-on``, ``tunable-off``, ``down-file-missing``
+        or ``lookup-invalid``.
     """
     if change.format == MOE_VLLM:
         return _vllm(change.lookup)
@@ -90,7 +91,7 @@ def _vllm(lookup: Mapping[str, Any]) -> Server:
     module = _module(_VLLM, "get_moe_configs", "get_config_file_name", "try_get_optimal_moe_config")
     e, n, k, top_k = (_dim(lookup, name) for name in ("E", "N", "K", "top_k"))
     dtype, block = _dtype(lookup), _block(lookup)
-    wide = 2 * n if dtype == "int4_w4a16" else n  # packed two a byte, and named by what is unpacked
+    wide = 2 * n if dtype == "int4_w4a16" else n  # two per byte; the name has the unpacked size
     name = _plain(_asked(lambda: module.get_config_file_name(e, wide, dtype, block)))
     folder = getattr(getattr(module, "envs", None), "VLLM_TUNED_CONFIG_FOLDER", None)
     target = _folder(folder, "VLLM_TUNED_CONFIG_FOLDER") / name
@@ -127,11 +128,11 @@ def _sglang(lookup: Mapping[str, Any]) -> Server:
     mine = f"triton_{triton.replace('.', '_')}"
     target = root / mine / name
     if not target.parent.is_dir():
-        detail = f"{target.parent} is not there; make it, for this server reads its files first"
+        detail = f"{target.parent} does not exist; create it, since this server reads it first"
         raise Refused("folder-not-set", detail=detail)
     sources = tuple(path for path in (target, *_older(root, mine, name)) if path.exists())
     if down and not sources:
-        detail = f"{name} is not there: the server reuses the other projection's, without TMA"
+        detail = f"{name} does not exist: the server reuses the other projection's, without TMA"
         raise Refused("down-file-missing", detail=detail)
 
     def pick(m: Hashable) -> Any:  # noqa: ANN401 - the server's
@@ -153,7 +154,7 @@ def _sglang(lookup: Mapping[str, Any]) -> Server:
 
 
 def _older(root: Path, mine: str, name: str) -> list[Path]:
-    """Return the same file of other Tritons, the newest first, as the server goes through them."""
+    """Return the same file for other Tritons, the newest first, in the server's order."""
     versions = []
     for folder in root.glob("triton_*"):
         parts = folder.name.removeprefix("triton_").split("_")
@@ -168,12 +169,12 @@ def _aiter(change: Change) -> Server:
     named = os.environ.get(variable, "")
     if not table.replace("_", "").isalnum() or not named or os.pathsep in named:
         detail = (
-            f"{variable} has to name one file: of several, the server reads a merged copy, and "
-            "rewrites all of them where two have the same shape"
+            f"{variable} must name one file: of several, the server reads a merged copy, and "
+            "rewrites all of them if two have the same shape"
         )
         raise Refused("merged-table", detail=detail)
     target = Path(named)
-    if table != "GEMM_BF16":  # looked up in compiled code, or by arguments that cannot be made up
+    if table != "GEMM_BF16":  # looked up in compiled code, or by arguments that are not known
         return Server(name="aiter", target=target, sources=(target,))
     module = _module(_AITER, "get_GEMM_A16W16_config_", "get_GEMM_A16W16_config")
     configs: Any = getattr(module, "AITER_CONFIGS", None)
@@ -188,7 +189,7 @@ def _aiter(change: Change) -> Server:
     for m in _TELLING_M:
         here = (m, *(int(_asked(partial(padded, m, n, k, level))) for level in (0, 1)))
         if here != chain(m):
-            detail = f"this server looks M={m} up as {here}, and {change.rule!r} as {chain(m)}"
+            detail = f"this server looks M={m} up as {here}, but {change.rule!r} as {chain(m)}"
             raise Refused("padding-unknown", detail=detail)
 
     def clear() -> None:
@@ -218,7 +219,7 @@ def _tunable_op() -> Server:
         detail = "TunableOp tunes in this process and writes its file itself; turn tuning off first"
         raise Refused("tuning-on", detail=detail)
     target = _folder(_asked(module.get_filename), "PYTORCH_TUNABLEOP_FILENAME")
-    if not hasattr(module, "_clear_all"):  # rows that are there are never replaced
+    if not hasattr(module, "_clear_all"):  # existing rows are never replaced
         return Server(name="tunable-op", target=target, sources=(target,))
 
     def clear() -> None:
@@ -235,13 +236,13 @@ def _tunable_op() -> Server:
 
 
 def tunable_results() -> dict[Hashable, str]:
-    """Return the solutions that PyTorch has in memory, by operator and parameters."""
+    """Return the solutions in PyTorch's memory, by operator and parameters."""
     module = _module(_TUNABLE, "get_results", cached=())
     return {(row[0], row[1]): row[2] for row in _asked(module.get_results)}
 
 
 def same_cells(expected: Mapping[str, str], found: Mapping[str, Any]) -> bool:
-    """Whether what pandas made of a row is that row: numbers by value, all else by spelling."""
+    """Whether a row as parsed by pandas equals the cells: numbers by value, others by spelling."""
     return all(_same_cell(cell, found.get(column)) for column, cell in expected.items())
 
 
@@ -253,7 +254,7 @@ def _same_cell(cell: str, value: object) -> bool:
     return str(value) == cell
 
 
-def _module(names: tuple[str, ...], *functions: str, cached: tuple[str, ...] | None = None) -> Any:  # noqa: ANN401 - a stranger's
+def _module(names: tuple[str, ...], *functions: str, cached: tuple[str, ...] | None = None) -> Any:  # noqa: ANN401 - a server's
     module = next((sys.modules[name] for name in names if name in sys.modules), None)
     if module is None:
         raise Refused("server-not-here", detail=f"{names[0]} is not loaded in this process")
@@ -266,18 +267,18 @@ def _module(names: tuple[str, ...], *functions: str, cached: tuple[str, ...] | N
     return module
 
 
-def _unknown(module: Any, what: str) -> Refused:  # noqa: ANN401 - a stranger's
+def _unknown(module: Any, what: str) -> Refused:  # noqa: ANN401 - a server's
     name = getattr(module, "__name__", "the server")
     return Refused("server-unknown", detail=f"{name} has no {what}; it can only be restarted")
 
 
 def _asked(ask: Callable[[], Any]) -> Any:  # noqa: ANN401 - the server's
-    """Call the server's own code; what it raises is an answer."""
+    """Call the server's own code; an exception becomes a refusal."""
     try:
         return ask()
     except Refused:
         raise
-    except Exception as error:  # whatever a stranger's function raises, the incumbent runs on
+    except Exception as error:  # untrusted function: the incumbent continues, whatever is raised
         raise Refused(
             "lookup-failed", detail=f"the server's own function: {error!r:.300}"
         ) from error
@@ -290,7 +291,7 @@ def _folder(value: object, variable: str) -> Path:
     return Path(value).absolute()
 
 
-def _package_folder(module: Any) -> Path:  # noqa: ANN401 - a stranger's
+def _package_folder(module: Any) -> Path:  # noqa: ANN401 - a server's
     return Path(os.path.realpath(getattr(module, "__file__", None) or "/")).parent
 
 

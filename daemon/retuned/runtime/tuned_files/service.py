@@ -1,10 +1,11 @@
-"""Orders on tuned-config files, carried out inside the server: write, clear, and ask it itself.
+"""Service that executes orders for tuned-config files inside the server: write, clear, verify.
 
-A change counts as engaged when the server's own lookup says so: what was written at the guarded
-batch sizes, what it said before at all others. Anything else puts the old bytes back and clears
-again. All of it is on the control thread; launches only see that a cache was emptied.
+A change is engaged when the server's own lookup confirms it: the written rows at the guarded batch
+sizes, the earlier picks at all others. Otherwise the service restores the old bytes and clears
+again. All of it runs on the control thread; launches only meet an empty cache.
 
-How a kernel that a file configures stands: which order is in force, and whether it still holds.
+For each kernel that a file configures, the service reports which order is active, and whether it is
+still effective.
 """
 
 from __future__ import annotations
@@ -44,68 +45,68 @@ _SHOWN = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileOrderStatus:
-    """What the last order for a kernel left behind in this process."""
+    """Result of the last order for a kernel in this process."""
 
     definition: str
-    """The kernel, as the daemon calls it."""
+    """The kernel, as the daemon names it."""
     order: str
     """Id of the order."""
     artifact: str
-    """What the daemon calls what is in force; empty is the original."""
+    """The daemon's name of the active variant; empty is the original."""
     epoch: int
     """Of the order."""
     change: Change
-    """What finds the server's file and lookup again."""
+    """Finds the server's file and lookup again."""
     digest: str | None
     """Of the file that was read after the order; None is no file."""
     outcome: str
     """``engaged``, ``needs-restart`` or ``left-alone``."""
     picks: Mapping[Hashable, Any] = field(default_factory=dict)
-    """What has to be picked, at the sizes worth asking about."""
+    """What must be picked, at the sizes to check."""
     reach: str = "all"
-    """What emptied caches do not reach; see the service."""
+    """What cleared caches do not reach; see the service."""
 
 
-def report_of(standing: FileOrderStatus) -> dict[str, Any]:
-    """Return how an order stands now; whatever goes wrong with asking is an answer, too."""
-    state, reason, detail = _now(standing)
+def report_of(status: FileOrderStatus) -> dict[str, Any]:
+    """Return the current status of an order; an error of the check is part of the report."""
+    state, reason, detail = _now(status)
     return {
-        "definition": standing.definition,
-        "order": standing.order,
-        "artifact": standing.artifact or None,
-        "epoch": standing.epoch,
+        "definition": status.definition,
+        "order": status.order,
+        "artifact": status.artifact or None,
+        "epoch": status.epoch,
         "state": state,
         "reason": reason,
         "detail": detail[:500],
-        "reach": standing.reach,
+        "reach": status.reach,
     }
 
 
-def _now(standing: FileOrderStatus) -> tuple[str, str, str]:
-    if not standing.artifact:  # the original holds by itself, whatever others make of the file
-        return NEEDS_RESTART if standing.outcome == NEEDS_RESTART else ENGAGED, "", ""
+def _now(status: FileOrderStatus) -> tuple[str, str, str]:
+    if not status.artifact:  # the original is valid, whatever others change in the file
+        return NEEDS_RESTART if status.outcome == NEEDS_RESTART else ENGAGED, "", ""
     try:
-        server = servers.find(standing.change)
+        server = servers.find(status.change)
         source = server.source
         same = source == server.target or source is None
         data = None if source is None else read_file(source if same else source.resolve())
-        if digest_of(data) != standing.digest:
-            detail = f"{server.target} is {digest_of(data)} now, the order left {standing.digest}"
+        if digest_of(data) != status.digest:
+            detail = f"{server.target} is {digest_of(data)} now, the order left {status.digest}"
             return LOST, "changed-by-others", detail
         mismatches: Sequence[str] = ()
-        if standing.outcome == ENGAGED:
-            mismatches = wrong_picks(server, standing.picks)
+        if status.outcome == ENGAGED:
+            mismatches = wrong_picks(server, status.picks)
     except Refused as error:
         return LOST, error.reason, error.detail
     if mismatches:
         return LOST, "picks-differ", f"the server picks {list(mismatches[:_SHOWN])}"
-    return standing.outcome, "", ""
+    return status.outcome, "", ""
 
 
 log = logging.getLogger(__name__)
 
 MAX_PREPARED = 16
-"""Orders that may stand prepared; the oldest goes first."""
+"""Maximum prepared orders; the oldest is dropped first."""
 
 
 class TunedFiles:
@@ -116,9 +117,9 @@ class TunedFiles:
     trust
         Whose signature a change needs.
     fence
-        Returns what refuses former daemons.
+        Returns the fence against former daemons.
     graphs
-        Returns what is known about captured graphs, as `graphs_state`.
+        Returns the state of captured graphs, as `graphs_state`.
     """
 
     def __init__(
@@ -135,20 +136,20 @@ class TunedFiles:
         self.restart()
 
     def turn_on(self) -> dict[str, str]:
-        """Take orders from now on; return which servers are loaded, for the log."""
+        """Accept orders from now on; return which servers are loaded, for the log."""
         self._on = True
         return servers.found()
 
     def restart(self) -> None:
-        """Forget all orders, at close and after a fork; files stay as they are."""
+        """Forget all orders, at close and after a fork; files do not change."""
         self._lock = threading.Lock()
         self._prepared: OrderedDict[str, Prepared] = OrderedDict()
         self._ledgers: dict[str, Ledger] = {}
         self._outcomes: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        self._standing: OrderedDict[str, FileOrderStatus] = OrderedDict()
+        self._statuses: OrderedDict[str, FileOrderStatus] = OrderedDict()
 
     def operations(self) -> dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]]:
-        """Return what the control socket can ask for."""
+        """Return the operations for the control socket."""
         return {
             "tuned": self.state,
             "tuned-look": self.look,
@@ -158,36 +159,36 @@ class TunedFiles:
         }
 
     def state(self, _: Mapping[str, Any]) -> dict[str, Any]:
-        """Say what is loaded, and what became of the orders of this process."""
+        """Return which servers are loaded, and the results of the orders of this process."""
         with self._lock:
             return {
                 "on": self._on,
                 "servers": servers.found(),
                 "prepared": list(self._prepared),
-                "outcomes": {order: dict(said) for order, said in self._outcomes.items()},
-                "files": [report_of(each) for each in self._standing.values()],
+                "outcomes": {order: dict(result) for order, result in self._outcomes.items()},
+                "files": [report_of(each) for each in self._statuses.values()],
             }
 
     def look(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Say what the server picks today; nothing changes.
+        """Return what the server picks now; nothing changes.
 
         Raises
         ------
         Refused
-            ``tuned-off``, or as `looking.look`.
+            ``tuned-off``, or as `lookup.look`.
         """
         self._check_on()
-        with self._lock:  # a pick in between a write and a clear would be neither
+        with self._lock:  # a pick between a write and a clear would be inconsistent
             return look(request)
 
     def prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Do all but write: signature, file, plan, and whether the server picks as we think.
+        """Do everything but the write: signature, file, plan, and a check of the server's picks.
 
         Raises
         ------
         Refused
-            ``tuned-off``, ``file-differs``, ``picks-differ``, ``rows-in-memory-only``, or as what
-            it calls.
+            ``tuned-off``, ``file-differs``, ``picks-differ``, ``rows-in-memory-only``, or as the
+            called functions.
         """
         order = self._read(request, "swap")
         with self._lock:
@@ -207,12 +208,12 @@ class TunedFiles:
         }
 
     def commit(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Write, clear, and have the server say what it picks now.
+        """Write, clear, and check what the server picks now.
 
         Raises
         ------
         Refused
-            ``not-prepared``, ``stale-epoch``, or as `replace`. What comes after the write is an
+            ``not-prepared``, ``stale-epoch``, or as `replace`. After the write the result is an
             outcome: ``engaged``, ``not-engaged`` or ``needs-restart``.
         """
         order = self._read(request, "swap")
@@ -223,25 +224,25 @@ class TunedFiles:
                 return {"already": True, **done}
             prepared = self._prepared.get(order.id)
             if prepared is None or prepared.order != order:
-                detail = f"{order.id:.80} was not prepared here, or said something else"
+                detail = f"{order.id:.80} was not prepared here, or with other fields"
                 raise Refused("not-prepared", detail=detail)
             ledger = self._ledger(prepared.server)
             ledger.check(order.epoch)
-            said = {**carry_out(prepared), **self._reach()}
+            result = {**carry_out(prepared), **self._reach()}
             ledger.carried_out(order.id, epoch=order.epoch, artifact=None, flip_ns=0)
-            self._remember(order.id, said)
-            if said["outcome"] != "not-engaged":
-                self._stands(order, said, digest=said["digest"], picks=prepared.plan.inside)
-        log.info("%s: epoch %d, %s", said["path"], order.epoch, said["outcome"])
-        return {"already": False, **said}
+            self._remember(order.id, result)
+            if result["outcome"] != "not-engaged":
+                self._record(order, result, digest=result["digest"], picks=prepared.plan.inside)
+        log.info("%s: epoch %d, %s", result["path"], order.epoch, result["outcome"])
+        return {"already": False, **result}
 
     def rollback(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Put the bytes before a change back, clear, and see that they are what is picked.
+        """Restore the bytes before a change, clear, and verify that they are picked.
 
         Raises
         ------
         Refused
-            ``stale-epoch``, or as `restore`; a file that others changed since is left alone.
+            ``stale-epoch``, or as `restore`; a file that others changed since is not changed.
         """
         order = self._read(request, "rollback")
         with self._lock:
@@ -254,7 +255,7 @@ class TunedFiles:
             ledger.check(order.epoch)
             restored, theirs = put_back(order, server)
             server.clear()
-            now = servers.find(order.change)  # what is read may be another file again
+            now = servers.find(order.change)  # the server may read another file now
             outcome, wrong = "left-alone" if theirs else "needs-restart", []
             picks: Mapping[Hashable, Any] = {}
             if now.pick is not None and not theirs:
@@ -262,7 +263,7 @@ class TunedFiles:
                 picks = found.was
                 wrong = wrong_picks(now, {**found.outside, **picks})
                 outcome = "not-engaged" if wrong else "engaged"
-            said = {
+            result = {
                 "outcome": outcome,
                 "engaged": outcome == "engaged",
                 "restored": restored,
@@ -271,49 +272,52 @@ class TunedFiles:
                 **self._reach(),
             }
             self._prepared.pop(order.undoes, None)
-            if outcome == "not-engaged":  # told again until the server picks what was there
-                return {"already": False, **said}
+            if outcome == "not-engaged":  # repeated until the server picks the earlier row
+                return {"already": False, **result}
             ledger.carried_out(order.id, epoch=order.epoch, artifact=None, flip_ns=0)
-            self._remember(order.id, said)
-            self._stands(order, said, digest=order.before, picks=picks)
-        return {"already": False, **said}
+            self._remember(order.id, result)
+            self._record(order, result, digest=order.before, picks=picks)
+        return {"already": False, **result}
 
     def _check_on(self) -> None:
         if not self._on:
-            detail = "this server takes no orders on files: RETUNED_TUNED=off, or not turned on"
+            detail = "this server accepts no orders for files: RETUNED_TUNED=off, or not turned on"
             raise Refused("tuned-off", detail=detail)
 
-    def _stands(
+    def _record(
         self,
         order: TunedOrder,
-        said: Mapping[str, Any],
+        result: Mapping[str, Any],
         *,
         digest: str | None,
         picks: Mapping[Hashable, Any],
     ) -> None:
-        """Remember what a kernel's file came to, to prove it anew whenever somebody asks."""
-        self._standing[order.definition] = FileOrderStatus(
+        """Store the result of an order for a kernel's file, to verify it again at each report."""
+        self._statuses[order.definition] = FileOrderStatus(
             definition=order.definition,
             order=order.id,
             artifact=order.artifact,
             epoch=order.epoch,
             change=order.change,
             digest=digest,
-            outcome=str(said["outcome"]),
+            outcome=str(result["outcome"]),
             picks=picks,
-            reach=str(said["reach"]),
+            reach=str(result["reach"]),
         )
-        while len(self._standing) > MAX_HISTORY:
-            self._standing.popitem(last=False)
+        while len(self._statuses) > MAX_HISTORY:
+            self._statuses.popitem(last=False)
 
     def _repeated(self, order: TunedOrder) -> None:
-        """Take the later epoch of an order that stands already: its daemon counts from there."""
-        standing = self._standing.get(order.definition)
-        if standing is not None and standing.order == order.id and order.epoch > standing.epoch:
+        """Adopt the later epoch of an order that is active already.
+
+        The daemon counts from that epoch.
+        """
+        status = self._statuses.get(order.definition)
+        if status is not None and status.order == order.id and order.epoch > status.epoch:
             ledger = self._ledger(servers.find(order.change))
             ledger.check(order.epoch)
             ledger.carried_out(order.id, epoch=order.epoch, artifact=None, flip_ns=0)
-            self._standing[order.definition] = dataclasses.replace(standing, epoch=order.epoch)
+            self._statuses[order.definition] = dataclasses.replace(status, epoch=order.epoch)
 
     def _read(self, request: Mapping[str, Any], kind: str) -> TunedOrder:
         self._check_on()
@@ -324,7 +328,7 @@ class TunedFiles:
         return order
 
     def _reach(self) -> dict[str, Any]:
-        """Say what an emptied cache does not reach: launches that were captured before."""
+        """Return what a cleared cache does not reach: launches that were captured before."""
         known = self._graphs()
         graphs = {name: known.get(name, 0) for name in ("count", "captured_before", "following")}
         captured = bool(graphs["count"]) or bool(graphs["captured_before"])
@@ -334,8 +338,8 @@ class TunedFiles:
     def _ledger(self, server: Server) -> Ledger:
         return self._ledgers.setdefault(str(server.target), Ledger())
 
-    def _remember(self, order: str, said: dict[str, Any]) -> None:
+    def _remember(self, order: str, result: dict[str, Any]) -> None:
         self._prepared.pop(order, None)
-        self._outcomes[order] = said
+        self._outcomes[order] = result
         while len(self._outcomes) > MAX_HISTORY:
             self._outcomes.popitem(last=False)

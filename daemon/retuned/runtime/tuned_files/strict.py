@@ -1,4 +1,4 @@
-"""What every reader of a tuned-config file is strict about; names of places for its messages."""
+"""Strict rules for every reader of tuned-config files, and the refusals with their places."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from typing import Any
 from retuned.runtime.schema import Refused
 
 MAX_FILE_BYTES = 8 << 20
-"""Largest file; the largest of the day have 1 MiB."""
+"""Largest file; the largest existing ones have 1 MiB."""
 MAX_ROWS = 50_000
-"""Most rows of a file."""
 MAX_CELL = 2_000
 """Longest cell or value, characters; mangled kernel names are long."""
 MAX_M = 2**31 - 1
-"""Largest batch size; stands for all that follow, too."""
+"""Largest batch size; also represents all larger ones."""
 
 
 def invalid(name: str, place: str, problem: str) -> Refused:
     """Return the refusal of a file: which, where, and what to do."""
-    detail = f"{name}, {place}: {problem}; repair the file or write it anew, nothing was changed"
+    detail = f"{name}, {place}: {problem}; repair or rewrite the file, nothing was changed"
     return Refused("tuned-invalid", detail=detail[:1000])
 
 
@@ -45,23 +44,23 @@ def text_of(name: str, data: bytes) -> str:
 
 
 def digest_of(data: bytes | None) -> str | None:
-    """Return the digest of a file's bytes; None of a file that is not there."""
+    """Return the digest of a file's bytes; None if there is no file."""
     return None if data is None else "sha256:" + hashlib.sha256(data).hexdigest()
 
 
 def json_object(text: str | bytes) -> dict[str, Any]:
-    """Return an object from JSON that says everything once, and only numbers of JSON.
+    """Return an object from JSON without repeated keys, and with JSON numbers only.
 
     Raises
     ------
     ValueError
-        With what is wrong.
+        With the problem.
     """
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
-            raise ValueError("a key stands there twice")
+            raise ValueError("a key occurs twice")
         return found
 
     def number(word: str) -> float:

@@ -1,11 +1,11 @@
-"""AITER's tuned tables: CSV with a header, one row a shape; columns differ from table to table.
+"""Table formats: AITER's tuned tables and PyTorch's TunableOp results.
 
-They are read by pandas, which guesses the type of a whole column: one cell of another kind turns
-the numbers of all rows into something else. So a new cell has to be of its column's kind. A second
-row for one shape ends the server at its start; it is refused here. Lines that are not changed keep
-their bytes, columns that are not known too.
+AITER's tables are CSV with a header, one row a shape; columns differ between tables. pandas reads
+them and guesses the type of a whole column: one cell of another kind changes the type of all rows.
+So a new cell must be of its column's kind. A second row for one shape stops the server at its
+start; it is refused here. Unchanged lines keep their bytes, including unknown columns.
 
-PyTorch's TunableOp results: ``Validator`` lines, then operator, parameters, solution, time.
+TunableOp results are ``Validator`` lines, then operator, parameters, solution, time.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from retuned.runtime.schema import Refused
 from retuned.runtime.tuned_files.strict import MAX_CELL, MAX_M, MAX_ROWS, invalid, text_of
 
 MAX_COLUMNS = 64
-"""Most columns of a table."""
 GEMM_KEY = (
     *("gfx", "cu_num", "B", "M", "N", "K", "bias", "dtype", "outdtype", "scaleAB"),
     *("bpreshuffle", "q_dtype_w", "_tag"),
 )
-"""Columns that say which matrices a row is for, where a table has them."""
+"""Columns that identify the matrices of a row, if a table has them."""
 MOE_KEY = (
     *("gfx", "cu_num", "token", "model_dim", "inter_dim", "expert", "topk", "act_type", "dtype"),
     *("q_dtype_a", "q_dtype_w", "q_type", "use_g1u1", "doweight_stage1", "_tag"),
@@ -38,28 +37,28 @@ _MISSING = frozenset(("", "nan", "NaN", "NA", "N/A", "null", "NULL", "None", "n/
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table that was read."""
+    """A parsed table."""
 
     name: str
     """For messages."""
     header: tuple[str, ...]
     """Columns in order."""
     rows: tuple[tuple[str, ...], ...]
-    """Cells as they are spelt."""
+    """Cells as they are spelled."""
     lines: tuple[str, ...]
-    """Header and rows with what ends each line."""
+    """Header and rows with their line ends."""
     key: tuple[int, ...]
-    """Positions of the columns that make up the key, without that of M."""
+    """Positions of the columns of the key, without that of M."""
     m: int
     """Position of the column with the batch size."""
 
     def shape_of(self, row: tuple[str, ...]) -> tuple[str, ...]:
-        """Return what a row is for, without its batch size."""
+        """Return the shape of a row, without its batch size."""
         return tuple(row[index] for index in self.key)
 
     @property
     def shape_columns(self) -> tuple[str, ...]:
-        """Names of what `shape_of` returns."""
+        """Names of the columns of `shape_of`."""
         return tuple(self.header[index] for index in self.key)
 
 
@@ -116,7 +115,7 @@ def new_row(table: Table, cells: Mapping[str, str]) -> Row:
     Raises
     ------
     Refused
-        ``row-invalid``: a column too few or too many, or a cell of another kind than its column.
+        ``row-invalid``: a missing or unknown column, or a cell of another kind than its column.
     """
     if set(cells) != set(table.header):
         missing = sorted(set(table.header) - set(cells))
@@ -130,14 +129,14 @@ def new_row(table: Table, cells: Mapping[str, str]) -> Row:
         kinds = {kind_of(other[index]) for other in table.rows}
         if kinds and kind_of(cell) not in kinds:
             problem = f"{column} has {cell!r:.80}, where all rows have {sorted(kinds)}"
-            raise _bad_row(problem + "; pandas would read the whole column as something else")
+            raise _bad_row(problem + "; pandas would read the whole column as another type")
     if not _is_m(row[table.m]):
         raise _bad_row(f"{table.header[table.m]} is not a batch size from 1 to {MAX_M}")
     return row
 
 
 def kind_of(cell: str) -> str:
-    """Return what pandas takes a cell for: whole, real, bool, missing or text."""
+    """Return how pandas classifies a cell: whole, real, bool, missing or text."""
     if cell in _MISSING:
         return "missing"
     if _WHOLE.match(cell):
@@ -207,16 +206,16 @@ _VALIDATOR = "Validator"
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """A file that was read."""
+    """A parsed file."""
 
     name: str
     """For messages."""
     validators: tuple[tuple[str, str], ...]
-    """What the results hold for."""
+    """Conditions under which the results are valid."""
     rows: tuple[tuple[str, ...], ...]
-    """Operator, parameters, solution and what follows."""
+    """Operator, parameters, solution and further cells."""
     lines: tuple[str, ...]
-    """All lines with what ends them; the validators come first."""
+    """All lines with their line ends; the validators come first."""
 
     def solutions(self) -> dict[Key, str]:
         """Return the solution by operator and parameters."""
@@ -256,14 +255,16 @@ def read_results(name: str, data: bytes) -> Results:
             raise invalid(name, place, "is for the same operator and parameters as an earlier one")
         rows[cells[0], cells[1]] = cells
     if "PT_VERSION" not in validators:
-        raise invalid(name, "the beginning", "has no PT_VERSION validator; PyTorch ignores it all")
+        raise invalid(
+            name, "the beginning", "has no PT_VERSION validator; PyTorch ignores the file"
+        )
     if lines and not lines[-1].endswith("\n"):
         raise invalid(name, f"line {len(lines)}", "has no end; the file was cut off")
     return Results(name, tuple(validators.items()), tuple(rows.values()), lines)
 
 
 def plan_results(file: Results, new: Sequence[tuple[str, ...]]) -> bytes:
-    """Return the bytes with new results, in the place of old ones or at the end.
+    """Return the bytes with new results, in place of old ones or at the end.
 
     Raises
     ------
@@ -277,7 +278,7 @@ def plan_results(file: Results, new: Sequence[tuple[str, ...]]) -> bytes:
         except Refused as error:
             raise Refused("row-invalid", detail=error.detail) from error
         if "*" in row[0] + row[1] or (row[0], row[1]) in wanted or len(row) > 4:
-            detail = f"{row[0]:.80},{row[1]:.80} stands for many, comes twice or is too long"
+            detail = f"{row[0]:.80},{row[1]:.80} is a wildcard, is repeated or is too long"
             raise Refused("row-invalid", detail=detail)
         wanted[row[0], row[1]] = row
     lines = []

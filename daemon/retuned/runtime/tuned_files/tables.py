@@ -1,9 +1,8 @@
-"""What a server picks from tables of matrix products, for every batch size of one shape.
+"""Tables of matrix products: what a server picks, for every batch size of one shape.
 
-AITER's tuned table and TunableOp's results have rows for many shapes; one is looked at, told by
-rows and columns of the weights. A size for which there is no row gets the server's own default,
-which has no name and is told as an empty row. What is told of rows is held against the server's own
-lookup, as it is for all files.
+AITER's tuned table and TunableOp's results have rows for many shapes; the rows and columns of the
+weights select one. A size without a row gets the server's own default, which has no name and is
+reported as an empty row. Reported rows are compared with the server's own lookup, as for all files.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from retuned.runtime.tuned_files.strict import MAX_M
 from retuned.runtime.tuned_files.table_formats import Row, Table, kind_of, read_results, read_table
 
 _STEPS = (1, 16, 32, 64, 128)
-"""How finely AITER pads."""
+"""Padding granularities of AITER."""
 _EDGES = (257, 1025, 4097, 8193)
-"""Batch sizes from which on it pads otherwise."""
+"""Batch sizes at which its padding changes."""
 _PLAIN = {"bias": "bias", "scaleAB": "scaleAB", "bpreshuffle": "bpreshuffle"}
 _OPERATOR = re.compile(r"GemmTunableOp_BFloat16_([NT])N\Z")
 _NOTHING: dict[str, str] = {}
@@ -31,25 +30,27 @@ _NOTHING: dict[str, str] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picked:
-    """What is picked of one shape."""
+    """Picks of one shape."""
 
     runs: tuple[Run, ...]
     """Steps from 1 to `MAX_M`; an empty row is the server's default."""
     rule: str = ""
     """How the server pads; AITER only."""
     cells: Mapping[str, str] = field(default_factory=dict)
-    """What every new row has beside what is chosen. Of AITER's table its other columns, without the
-    batch size; of TunableOp's results ``operator``, and what is ``before`` and ``after`` the batch
-    size in its parameters."""
+    """Cells that every new row has in addition to the choice.
+
+    For AITER's table, its other columns without the batch size. For TunableOp's results,
+    ``operator``, and the parameters ``before`` and ``after`` the batch size.
+    """
 
 
 def server_of(kind: str, lookup: Mapping[str, Any]) -> tuple[Server, str]:
-    """Return the server of a table, and the rule by which it pads.
+    """Return the server of a table, and its padding rule.
 
     Raises
     ------
     Refused
-        As `find`; ``padding-unknown`` only if it pads by none that is known.
+        As `find`; ``padding-unknown`` only if it follows no known rule.
     """
     change = Change(format=kind, rows=(), lookup=dict(lookup))
     if kind != AITER:
@@ -67,12 +68,12 @@ def server_of(kind: str, lookup: Mapping[str, Any]) -> tuple[Server, str]:
 
 
 def picked_of(server: Server, data: bytes, *, lookup: Mapping[str, Any], rule: str) -> Picked:
-    """Return what a table says of a shape.
+    """Return the picks of a table for one shape.
 
     Parameters
     ----------
     server
-        Whose table it is; asked where the table has the shape for several devices.
+        Server of the table; called if the table has the shape for several devices.
     data
         The table.
     lookup
@@ -92,18 +93,18 @@ def picked_of(server: Server, data: bytes, *, lookup: Mapping[str, Any], rule: s
     table = read_table(name, data)
     shapes = sorted({table.shape_of(r) for r in table.rows if _is_of(table, r, lookup)})
     if not shapes:
-        raise Refused("shape-absent", detail=f"{name} has no row for {_said(lookup)}")
+        raise Refused("shape-absent", detail=f"{name} has no row for {_shape_text(lookup)}")
     chain = gemm_chain(rule, lookup["N"])
     found = [_of_table(table, shape, chain, rule=rule) for shape in shapes]
     right = [each for each in found if len(found) == 1 or not wrong(server, each.runs)]
     if len(right) != 1:
-        detail = f"{name} has {_said(lookup)} for {len(shapes)} devices or element types"
+        detail = f"{name} has {_shape_text(lookup)} for {len(shapes)} devices or element types"
         raise Refused("shape-ambiguous", detail=detail)
     return right[0]
 
 
 def wrong(server: Server, runs: Sequence[Run]) -> list[str]:
-    """Return where a server picks something else than its table says, at the ends of each step."""
+    """Return where a server's picks differ from its table, at the ends of each step."""
     pick = server.pick
     if pick is None:
         return []
@@ -132,7 +133,7 @@ def _of_table(table: Table, shape: Row, chain: Chain, *, rule: str) -> Picked:
 
 
 def _edges(keys: Iterable[int]) -> set[int]:
-    """Return every batch size from which on another row may be picked than for the one below."""
+    """Return every batch size whose row may differ from that of the size below."""
     edges = {1, *_EDGES}
     for key in keys:
         edges |= {key + 1, key // 2 + 1, *(key - step + 1 for step in _STEPS)}
@@ -146,12 +147,12 @@ def _runs(edges: set[int], picked: Callable[[int], Mapping[str, str]]) -> tuple[
 
 
 def _unmeasured(cell: str) -> str:
-    """Return a cell of the same kind that says that the server's own tuner measured nothing."""
+    """Return a cell of the same kind for a row that the server's own tuner did not measure."""
     return {"whole": "0", "real": "0.0"}.get(kind_of(cell), cell)
 
 
 def _is_of(table: Table, row: Row, lookup: Mapping[str, Any]) -> bool:
-    """Whether a row is for the shape and the plain product that are asked for."""
+    """Whether a row is for the requested shape and the plain product."""
     cells = dict(zip(table.header, row, strict=True))
     wanted = {name: str(lookup[name]) for name in ("N", "K")}
     wanted |= {column: str(lookup.get(name) is True) for name, column in _PLAIN.items()}
@@ -160,9 +161,9 @@ def _is_of(table: Table, row: Row, lookup: Mapping[str, Any]) -> bool:
 
 
 def _of_results(name: str, data: bytes, *, n: int, k: int) -> Picked:
-    """Read results of one product: PyTorch has its columns first, and then the batch size.
+    """Read results of one product: PyTorch writes its columns first, and then the batch size.
 
-    Only where the batch is not transposed is it nowhere else in the parameters.
+    Only if the batch is not transposed, the batch size occurs nowhere else in the parameters.
     """
     shape = re.compile(rf"([nt]n_{n}_)([1-9][0-9]{{0,9}})(_{k}(?:_[A-Za-z0-9_]*)?)\Z")
     found: dict[tuple[str, str, str], dict[int, str]] = {}
@@ -184,5 +185,5 @@ def _of_results(name: str, data: bytes, *, n: int, k: int) -> Picked:
     return Picked(runs=_runs(edges, picked), cells=cells)
 
 
-def _said(lookup: Mapping[str, Any]) -> str:
+def _shape_text(lookup: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={lookup.get(name)}" for name in ("N", "K"))
