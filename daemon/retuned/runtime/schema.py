@@ -49,7 +49,6 @@ class Refused(Exception):
 
 
 VALUE_RULES = frozenset(("integers", "offsets", "permutation", "rows-permuted", "uniform"))
-"""Rules for the numbers of an input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +56,16 @@ class ValueRule:
     """How the input of a self-check is generated; see `sample_inputs.make`."""
 
     like: str
-    """One of `VALUE_RULES`."""
     low: float | str
     """Lowest value; a number, or an expression over axes."""
     high: float | str
-    """Highest value; as `low`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     name: str
     shape: tuple[str, ...]
-    """Axis names, outermost first."""
     dtype: str
-    """Element type without the ``torch.`` prefix."""
     constant: bool
     """True for a weight: every launch uses the same storage."""
     values: ValueRule | None = field(default=None, compare=False)
@@ -93,9 +88,7 @@ class Spec:
     None where a launch sets the length.
     """
     inputs: tuple[TensorSpec, ...]
-    """In launch order."""
     outputs: tuple[TensorSpec, ...]
-    """In launch order."""
 
     @property
     def variable_axes(self) -> tuple[str, ...]:
@@ -104,17 +97,14 @@ class Spec:
 
     @property
     def constant_axes(self) -> tuple[str, ...]:
-        """Axes of fixed length, in declaration order."""
         return tuple(name for name, length in self.axes if length is not None)
 
     @property
     def constant_inputs(self) -> tuple[int, ...]:
-        """Positions of the weights."""
         return tuple(index for index, spec in enumerate(self.inputs) if spec.constant)
 
     @property
     def in_place(self) -> bool:
-        """Whether a launch changes its inputs."""
         return any(output.updates is not None for output in self.outputs)
 
     def locate(self, axis: str) -> tuple[int, int] | None:
@@ -125,7 +115,6 @@ class Spec:
         return None
 
     def lengths(self, key: Key) -> dict[str, int]:
-        """Length of every axis, in declaration order."""
         given = iter(key)
         return {name: next(given) if fixed is None else fixed for name, fixed in self.axes}
 

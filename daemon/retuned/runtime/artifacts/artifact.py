@@ -47,16 +47,12 @@ _SHA256 = re.compile(r"(?:sha256:)?([0-9a-f]{64})\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """A verified artifact."""
-
     digest: str
     """Digest of the solution that it was compiled from."""
     spec: Spec
-    """Definition that it implements."""
     language: str
     """Chooses the loader."""
     entry: str
-    """Symbol to launch."""
     layouts: Mapping[str, str]
     """Layout of each constant input that is repacked."""
     scratch_bytes: int
@@ -68,7 +64,6 @@ class Artifact:
     params: Mapping[str, int | str] = field(default_factory=dict)
     """Compile-time parameters and launch options, if the loader compiles."""
     grid: tuple[str, ...] = ()
-    """Expressions of the launch grid of a GPU kernel."""
     steps: tuple[Mapping[str, Any], ...] = ()
     """Launches, if there are several; checked by the loader."""
     scratch: tuple[Mapping[str, Any], ...] = ()
@@ -242,7 +237,6 @@ def _read_file(path: Path, *, limit: int) -> bytes:
 
 
 def _precompiled(body: Mapping[str, Any], folder: Path) -> tuple[PrecompiledEntry, ...]:
-    """Read the delivered compiled code, if any."""
     rows = body.get("precompiled")
     if rows is None:
         return ()
@@ -252,7 +246,6 @@ def _precompiled(body: Mapping[str, Any], folder: Path) -> tuple[PrecompiledEntr
 
 
 def _signature(folder: Path) -> bytes | None:
-    """Read the signature; None if there is none."""
     if not os.path.lexists(folder / SIGNATURE_FILE):
         return None
     return _read_file(folder / SIGNATURE_FILE, limit=MAX_SIGNATURE_BYTES)

@@ -21,8 +21,6 @@ class CompileBudget:
     ----------
     share
         Maximum time of compiling as a share of elapsed time, above 0.
-    clock
-        Monotonic seconds.
     """
 
     def __init__(
@@ -43,8 +41,6 @@ class CompileBudget:
         ----------
         piece
             Runs one pending compilation; returns how many were compiled.
-        waiting
-            Number of pending compilations.
         """
         if waiting and self._clock() < self._resumes_s:
             self._put_off += 1
@@ -63,7 +59,6 @@ class CompileBudget:
                 self._resumes_s = ended_s + took_s * (1.0 / self._share - 1.0)
 
     def state(self) -> dict[str, int | float]:
-        """Return what was compiled while serving, as JSON data."""
         return {
             "compiles": self._compiles,
             "compile_s": self._spent_s,

@@ -32,7 +32,6 @@ MAX_FILE_BYTES = 64 << 20
 MAX_PIECE_BYTES = 160 << 10
 """Largest piece, before base64 encoding."""
 MAX_FILES = 8
-"""Maximum number of files of one artifact."""
 MAX_OPEN = 4
 """Files that may arrive at the same time; a new one ends the oldest."""
 MAX_CACHE_BYTES = 512 << 20
@@ -43,8 +42,6 @@ _FILE = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,127}\Z")
 
 @dataclass(slots=True)
 class _Arriving:
-    """One incomplete file."""
-
     size: int
     data: bytearray = field(default_factory=bytearray)
 
@@ -58,8 +55,6 @@ class ArtifactCache:
         Where to store them; created on first use. If it cannot be created, or others may enter it,
         a temporary folder replaces it. None uses ``RETUNED_ARTIFACT_CACHE``, or the user's cache
         folder.
-    max_bytes
-        Maximum bytes stored.
     """
 
     def __init__(self, folder: Path | None = None, *, max_bytes: int = MAX_CACHE_BYTES) -> None:
@@ -179,7 +174,6 @@ class ArtifactCache:
             shutil.rmtree(partial, ignore_errors=True)
 
     def _make_room(self, coming: int) -> None:
-        """Remove the least recently used entries until the new file fits."""
         entries = [each for each in self._home().iterdir() if not each.name.startswith(".")]
         sizes = {each: _bytes_of(each) for each in entries}
         left = self._max_bytes - coming - sum(sizes.values())

@@ -48,7 +48,6 @@ def usable(public: bytes) -> bool:
 
 
 def _decode(data: bytes) -> Point | None:
-    """Return the point of a canonical encoding; None if it is not one."""
     number = int.from_bytes(data, "little")
     sign, y = number >> 255, number & ((1 << 255) - 1)
     if y >= _P:

@@ -41,8 +41,6 @@ class LoadedVariant(ABC):
     ----------
     artifact
         Verified.
-    packed
-        The slot's packed weights.
 
     Raises
     ------
@@ -121,21 +119,17 @@ class LoadedVariant(ABC):
 
     @property
     def pending(self) -> int:
-        """Compilations that launches wait for."""
         return 0
 
     def prepare_pending(self) -> int:
-        """Run pending compilations; return how many were compiled."""
         return 0
 
     # --- common to all languages ------------------------------------------------------------------
 
     def launcher(self, key: Key) -> Launch:
-        """Return a function that launches at these lengths."""
         return self.launcher_into(key, self.into or self.allocate())
 
     def checked_launcher(self, key: Key) -> Launch:
-        """Return the same with outputs poisoned before each launch."""
         allocate = self.into or self.allocate()
 
         def poisoned(shape: tuple[int, ...], *, dtype: Any) -> Tensor:  # noqa: ANN401 - torch.dtype

@@ -33,7 +33,6 @@ from typing import Any
 from retuned.runtime.schema import Refused
 
 PRECOMPILED_FILE = "precompiled.bin"
-"""Name of the file of all codes."""
 MAX_PRECOMPILED_BYTES = 48 << 20
 """Largest file of codes; with the rest of the artifact it still fits into a delivery."""
 MAX_ENTRIES = 64
@@ -74,12 +73,9 @@ _NEEDED = ("shared", "num_warps")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecompiledEntry:
-    """Code of one compilation, verified."""
-
     key: str
     """Triton's key of it, 64 hex digits."""
     entry: str
-    """Compiled function."""
     arch: str
     """``sm_90``, ``gfx942``."""
     triton: str
@@ -89,7 +85,6 @@ class PrecompiledEntry:
     lengths: tuple[int, ...]
     """Lengths of all axes, one set that uses this code."""
     sha256: str
-    """Hex digest of the code."""
     code: bytes
     """Bytes that a driver loads."""
     meta: Mapping[str, Any]
@@ -98,13 +93,6 @@ class PrecompiledEntry:
 
 def parse_precompiled(body: object, data: bytes) -> tuple[PrecompiledEntry, ...]:
     """Parse the entries of a manifest and check each code against its digest.
-
-    Parameters
-    ----------
-    body
-        ``precompiled`` of the manifest.
-    data
-        The file of codes.
 
     Raises
     ------
@@ -180,7 +168,6 @@ def pack(entries: tuple[PrecompiledEntry, ...]) -> tuple[dict[str, Any], bytes]:
 
 
 def _entry(row: object, data: bytes, *, where: str) -> tuple[PrecompiledEntry, int]:
-    """Check one row; return it with the start of its code."""
     if not isinstance(row, Mapping) or set(row) != _FIELDS:
         raise _invalid(where, f"is not an object of {sorted(_FIELDS)}")
     for name, pattern in (

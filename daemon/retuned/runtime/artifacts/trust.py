@@ -154,7 +154,6 @@ class Trust:
                 raise Refused("signature-mismatch", detail=detail)
 
     def _statement(self, data: bytes) -> Mapping[str, Any]:
-        """Return the signed statement, after verifying its signature."""
         try:
             body = json.loads(data)
             key, text = body["key"], body["statement"]
@@ -172,12 +171,10 @@ class Trust:
 
 
 def message_of(key: str, statement: bytes) -> bytes:
-    """Return the bytes that the signature is over."""
     return b"\0".join((_ENVELOPE, key.encode(), PURPOSE, statement))
 
 
 def key_name(public: bytes) -> str:
-    """Return the name of a key, as the daemon uses it."""
     return f"ed25519:{hashlib.sha256(public).hexdigest()[:32]}"
 
 

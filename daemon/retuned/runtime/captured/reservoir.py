@@ -42,8 +42,6 @@ _ODD = (AttributeError, IndexError, MemoryError, RuntimeError, TypeError, ValueE
 
 @dataclass(frozen=True, slots=True)
 class CaptureRule:
-    """How much is sampled from one slot."""
-
     every: int
     """One launch in this many is sampled, per shape."""
     samples: int
@@ -56,28 +54,20 @@ class CaptureRule:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Activations of one launch."""
-
     id: str
     """Random, so that ids of two processes differ."""
     key: Key
-    """Lengths of the variable axes."""
     tensors: tuple[tuple[str, str, tuple[int, ...], bytes], ...]
-    """Name, element type, shape and bytes of each."""
 
     @property
     def size(self) -> int:
-        """Bytes of all tensors."""
         return sum(len(data) for *_, data in self.tensors)
 
 
 @dataclass(slots=True)
 class _Stratum:
-    """One shape."""
-
     key: Key
     left: int
-    """Launches until the next sampled one."""
     place: int
     """Position of that launch in its block."""
     offered: int = 0
@@ -95,19 +85,7 @@ class _Pending:
 
 
 class Reservoir:
-    """Samples of one slot.
-
-    Parameters
-    ----------
-    spec
-        The slot's definition.
-    rule
-        How much to sample.
-    random_source
-        Seeded in tests.
-    now_s
-        Monotonic clock, seconds.
-    """
+    """Samples of one slot."""
 
     def __init__(
         self,
@@ -128,7 +106,6 @@ class Reservoir:
         self._lock = threading.Lock()
 
     def wrap(self, key: Key, run: Run) -> Run:
-        """Return what a launch of these lengths calls: `run`, and sometimes a clone before it."""
         stratum = self._stratum(key)
         if stratum is None:
             return run
@@ -169,7 +146,6 @@ class Reservoir:
             return known
 
     def _take(self, stratum: _Stratum, inputs: tuple[Tensor, ...]) -> None:
-        """Clone the activations of a launch, if it is chosen and there is room."""
         with self._lock:
             place = self._random.randrange(self.rule.every)
             stratum.left = self.rule.every - stratum.place + place
@@ -281,7 +257,6 @@ def parse_rule(request: Mapping[str, Any]) -> CaptureRule | None:
 
 
 def listing(samples: list[Sample]) -> list[dict[str, Any]]:
-    """Return descriptions of the samples, without their bytes."""
     return [
         {
             "id": sample.id,

@@ -40,20 +40,10 @@ class Swapped:
 
     Parameters
     ----------
-    slot
-        Where the order is active.
-    order
-        The order.
     variant
         What runs; None if the order's artifact is the original.
     compare
         Judges a shadow check; other devices may need another function.
-    sampler
-        Chooses the launches to check.
-    on_trip
-        Called when the order trips.
-    clock
-        Monotonic seconds.
 
     Raises
     ------
@@ -107,11 +97,9 @@ class Swapped:
 
     @property
     def variant(self) -> Variant | None:
-        """Variant that runs; None for the original."""
         return self._variant
 
     def strata(self) -> list[tuple[Key, Stratum]]:
-        """Return the shape buckets of all launches, including buckets that were only shadowed."""
         return [*self._sampler.strata().items(), *self._dark.strata().items()]
 
     def ramp(self, fraction: float, *, excluded: Collection[Key]) -> None:
@@ -133,7 +121,6 @@ class Swapped:
             self._slot.replace(self, state=self._slot.table.state)
 
     def route(self, key: Key) -> Run:
-        """Return what a launch of these lengths calls."""
         if self._variant is None or not self.live.serves(key):
             return self._slot.original
         shadowed = self.live.share == 0
@@ -187,7 +174,6 @@ class Swapped:
         return run
 
     def _split(self, key: Key, run: Run) -> Run:
-        """Run the live share of the launches of a shape; the original serves the rest."""
         live, original, count = self.live, self._slot.original, self.live.counter(key)
         stratum = self._sampler.stratum(key)
 
@@ -217,7 +203,6 @@ class Swapped:
         return shadowing
 
     def _may_check(self, at: CheckSite) -> bool:
-        """Whether the due check may run; if not, choose the next one."""
         if self.judge.may_check(at.stratum):
             return True
         at.sampler.advance(at.stratum)
@@ -233,7 +218,6 @@ class Swapped:
             self._on_trip(self, reason)
 
     def stands(self) -> bool:
-        """Whether the order is still active and has not tripped."""
         table = self._slot.table
         return table.in_force is self and not table.state.startswith("tripped:")
 

@@ -37,8 +37,6 @@ class Runtime:
 
     Parameters
     ----------
-    host
-        Slots and their orders.
     socket_path
         Returns where this process listens; None if it must not listen.
     enabled
@@ -80,7 +78,6 @@ class Runtime:
 
     @property
     def socket(self) -> Path | None:
-        """Path of the control socket; None if the process does not listen."""
         return self._control.path if self._control is not None else None
 
     @property
@@ -98,8 +95,6 @@ class Runtime:
 
         Parameters
         ----------
-        definition
-            Definition as JSON data.
         original
             The server's own code; takes the inputs in the definition's order.
         key
@@ -187,7 +182,6 @@ class Runtime:
         return self._host.graphs.offer(capture)
 
     def close(self) -> None:
-        """Stop listening, remove operators, return every slot to its original."""
         _ATTACHED.discard(self)
         atexit.unregister(self.close)
         self._settled = True
@@ -222,7 +216,6 @@ class Runtime:
                     self._windows.start()
 
     def before_fork(self) -> None:
-        """Close what a forked child must not continue to use."""
         if self._windows is not None:
             self._windows.before_fork()
 
@@ -255,7 +248,6 @@ class Runtime:
             log.error("no control socket at %s, the server runs without swaps: %s", path, error)
 
     def _idle(self) -> None:
-        """Do work that is not urgent, on the control thread."""
         control = self._control
         if not self._swept and control is not None:
             self._swept = True
@@ -271,7 +263,6 @@ def _windows(host: RuntimeHost, wanted: tuple[Path, Rule]) -> Windows:
 
 
 def attached() -> list[Runtime]:
-    """Return the runtimes that are attached to this process and not closed."""
     return list(_ATTACHED)
 
 
@@ -332,8 +323,6 @@ def attach(
     ----------
     socket_path
         Control socket of exactly this process.
-    server
-        Name of the server, for people.
     socket_dir
         Folder in which every process of the server has a separate ``<pid>.sock``; used if
         `socket_path` is not given. The default is ``RETUNED_SOCKET_DIR``. Without any of them,
@@ -342,8 +331,6 @@ def attach(
         Folder that must contain all artifacts; the default is ``RETUNED_ARTIFACTS_DIR``.
     compare
         Judges outputs in shadow checks and self-checks; other devices may need another function.
-    credentials
-        Returns the user id of a peer.
     triton
         Whether launches of the server's Triton kernels are intercepted until `Runtime.close`; by
         default only if ``RETUNED_TRITON=on`` is set. `intercept.install` does the same later.

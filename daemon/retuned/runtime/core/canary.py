@@ -69,8 +69,6 @@ class CanaryShare:
     ----------
     fraction
         Initial share, 0 to 1; 0 serves the original and only shadows the variant.
-    clock
-        Monotonic seconds.
     """
 
     __slots__ = ("_clock", "_counters", "_since_s", "excluded", "share", "table")
@@ -104,11 +102,9 @@ class CanaryShare:
         self.table = table
 
     def exclude(self, buckets: Collection[Key]) -> None:
-        """Let the original serve exactly these buckets."""
         self.excluded = frozenset(buckets)
 
     def serves(self, key: Key) -> bool:
-        """Whether launches of these lengths may run the variant at all."""
         return bucket(key) not in self.excluded
 
     def counter(self, key: Key) -> Callable[[], int]:

@@ -120,13 +120,11 @@ def identity_of(path: Path) -> tuple[int, int] | None:
 
 
 MAX_REQUEST_BYTES = 256 << 10
-"""Longest request line."""
 MAX_CONNECTIONS = 8
 """Connections answered at a time; further ones are closed immediately."""
 REQUEST_TIMEOUT_S = 5.0
 """Longest time from the first byte of a request to its end, and for sending the answer."""
 IDLE_TIMEOUT_S = 60.0
-"""Longest silence between requests."""
 _TICK_S = 0.05
 _LEAVE_S = 0.5
 """Time for a connection that was shut down to free its place."""
@@ -147,8 +145,6 @@ class ControlSocket:
         Executes a request; raises `Refused` for the daemon.
     idle
         Called about every 50 ms between connections.
-    credentials
-        Returns the user id of a peer.
 
     Raises
     ------
@@ -188,7 +184,6 @@ class ControlSocket:
             raise
 
     def close(self) -> None:
-        """Stop listening and remove the socket; connections end by themselves."""
         self._closing.set()
         self._thread.join(timeout=2.0)
         self._leave()
@@ -328,8 +323,6 @@ class ControlSocket:
 
 
 class _LineReader:
-    """Lines of a socket, bounded in length and time."""
-
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._buffer = b""
@@ -378,7 +371,6 @@ def _encode(answer: Mapping[str, Any]) -> bytes:
 MIN_AGE_S = 10.0
 """Younger sockets are not removed: their process may not listen yet."""
 MOST = 512
-"""Files examined in one sweep."""
 _NAME = re.compile(r"[0-9]{1,10}(-[0-9a-f]{8})?\.sock")
 _WAIT_S = 0.2
 _ASIDE = ".retuned-gone-"

@@ -48,7 +48,6 @@ def environment() -> dict[str, Any]:
 
 
 def _device(torch: Any) -> dict[str, str]:  # noqa: ANN401 - a module, or None
-    """Describe the GPU in use; empty texts if there is none or it is unknown."""
     unknown = dict.fromkeys(("device", "device_name", "driver", "runtime"), "")
     try:
         if torch is None or not torch.cuda.is_initialized():

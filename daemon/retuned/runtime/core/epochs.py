@@ -53,17 +53,10 @@ class Fence:
 
 
 class Ledger:
-    """The epochs of one slot: executed orders, and prepared variants.
-
-    Parameters
-    ----------
-    clock
-        Monotonic seconds.
-    """
+    """The epochs of one slot: executed orders, and prepared variants."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.epoch = 0
-        """Epoch of the last executed order."""
         self._clock = clock
         self._done: OrderedDict[str, int] = OrderedDict()
         self._prepared: dict[str, float] = {}
@@ -92,7 +85,6 @@ class Ledger:
             self._prepared.pop(artifact, None)
 
     def prepared(self, artifact: str) -> None:
-        """Start or renew the lease of a variant."""
         self._prepared[artifact] = self._clock()
 
     def renew(self, artifact: str) -> None:
@@ -105,7 +97,6 @@ class Ledger:
         return self._prepared.pop(artifact, None) is not None
 
     def expired(self) -> list[str]:
-        """End the leases that ran out, and return their artifacts."""
         before = self._clock() - PREPARED_FOR_S
         gone = [artifact for artifact, since in list(self._prepared.items()) if since < before]
         return [artifact for artifact in gone if self.release(artifact)]

@@ -14,7 +14,6 @@ from retuned.runtime.schema import Refused
 
 MAX_EXPRESSION_CHARS = 200
 MAX_GRID = 2**31 - 1
-"""Largest result of one dimension."""
 _MAX_INTERMEDIATE = 2**62
 
 _Lengths = Mapping[str, int]
@@ -23,20 +22,12 @@ _Eval = Callable[[_Lengths], int]
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """One to three parsed expressions."""
-
     expressions: tuple[str, ...]
-    """Source texts."""
     names: frozenset[str]
     _evaluators: tuple[_Eval, ...]
 
     def at(self, lengths: _Lengths) -> tuple[int, int, int]:
         """Return the number of programs per dimension; missing dimensions are 1.
-
-        Parameters
-        ----------
-        lengths
-            Value of every axis and integer parameter.
 
         Raises
         ------

@@ -42,16 +42,10 @@ class RuntimeHost:
 
     Parameters
     ----------
-    server
-        Name of the server, for people.
     artifacts_dir
         Folder that must contain every artifact; None allows any that this user may read.
-    compare
-        Judges outputs in shadow checks and self-checks.
     may_capture
         Whether the daemon may request samples of inputs.
-    interception
-        Interception of Triton's launches in this process; None without it.
     trust
         Whose signature artifacts need; None uses the environment's settings.
     cache
@@ -92,7 +86,6 @@ class RuntimeHost:
             fence=lambda: self._execution.fence,
             graphs=lambda: self.graphs.answer({}),
         )
-        """Tuned-config files of this process's server."""
         self._operations: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             "hello": self._hello,
             "slots": self._slots,
@@ -121,7 +114,6 @@ class RuntimeHost:
 
     @property
     def graphs(self) -> HostedGraphs:
-        """Captured graphs, which follow the slots."""
         return self._seating.graphs
 
     def launched(self) -> int:
@@ -236,7 +228,6 @@ class RuntimeHost:
         )
 
     def _capture(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Start to sample the inputs of a slot, or stop and discard the samples."""
         seat = self._seating.of(str(request.get("definition")))
         rule = parse_rule(request)
         if rule is not None and not self._may_capture:
@@ -255,7 +246,6 @@ class RuntimeHost:
         return chunk(reservoir.samples() if reservoir is not None else [], request)
 
     def _recapture(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Make the server capture its graphs again, with the active variants."""
         self._execution.fence.admit(request)
         return self.graphs.recapture(request)
 

@@ -60,9 +60,7 @@ class OrderExecutor:
         """Held during a prepare: one order at a time."""
         self.supervision = Supervision(self._seating.slots)
         self.fence = Fence()
-        """Which daemon may give orders."""
         self.instance = new_instance()
-        """Identity of this start of the process."""
 
     def restart(self) -> None:
         """Forget all orders and their daemon; `SlotRegistry.restart` forgets what they loaded."""
@@ -70,7 +68,6 @@ class OrderExecutor:
         self._cache.restart()
 
     def operations(self) -> dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]]:
-        """Return the operations for the daemon, by name."""
         return {
             "trust": self._pin,
             "deliver": self._deliver,
@@ -151,7 +148,6 @@ class OrderExecutor:
         return Path(folder), self._artifacts_dir
 
     def _standing(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state of an order in this process; nothing changes."""
         order = parse_order(request.get("order"))
         seat = self._seating.of(order.definition)
         with seat.lock:

@@ -12,7 +12,6 @@ from retuned.runtime.schema import Key, Refused
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 _MAX_EPOCH = 2**53
 _MAX_ROWS = 256
-"""Entries of a list in an order."""
 _MAX_S = 10**9
 ORPHANS = frozenset(("hold", "rollback"))
 """What an unfinished canary does when its lease has run out."""
@@ -25,11 +24,8 @@ class Order:
     id: str
     """Identity; executing the same id twice has the same effect as once."""
     kind: str
-    """``swap`` or ``rollback``."""
     definition: str
-    """Name of the slot."""
     artifact: str | None
-    """Digest to activate; None is the original."""
     previous: str | None
     """Digest that stays loaded for a rollback; None is the original."""
     guard: Mapping[str, Any]
@@ -56,7 +52,6 @@ class Order:
     lease_s: float = 0.0
     """An unfinished canary is an orphan after this time without a request; 0 is never, seconds."""
     orphan: str = "hold"
-    """One of `ORPHANS`."""
 
 
 def parse_order(body: object) -> Order:
@@ -204,7 +199,6 @@ def parse_fraction(value: object) -> float:
 
 
 def _fraction(body: Mapping[str, Any]) -> float:
-    """Return the fraction of the first canary step; 1 without a canary."""
     steps = _rows(body, "canary")
     if not steps:
         return 1.0

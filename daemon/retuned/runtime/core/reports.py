@@ -19,7 +19,6 @@ MAX_REPORTED_KEYS = 2048
 """Keys per slot in one answer, the most frequent first; the rest is in ``other``."""
 
 MAX_REPORTED_BUCKETS = 256
-"""Shape buckets per slot in one answer."""
 
 
 def _tripped(slot: Slot) -> str:
@@ -78,7 +77,6 @@ def slot_sample(slot: Slot) -> dict[str, Any]:
 
 
 def _rollout(order: Swapped) -> dict[str, Any]:
-    """Return how far the order has spread, and the cost of its checks."""
     live, judge, stats = order.live, order.judge, order.stats
     return {
         "fraction": live.fraction,
@@ -95,7 +93,6 @@ def _rollout(order: Swapped) -> dict[str, Any]:
 
 
 def _buckets(order: Swapped) -> list[dict[str, Any]]:
-    """Return the shape buckets, most launched first; the counts of shadow launches are added."""
     found: dict[Key, dict[str, Any]] = {}
     for name, stratum in order.strata():
         empty = {"bucket": list(name), "launches": 0, "checks": 0, "step_checks": 0}
@@ -117,9 +114,7 @@ _STATS = (
 )
 
 MAX_SLOTS = 1024
-"""Slots in one answer; the rest is only counted."""
 _LEFT_OUT = ("buckets", "excluded")
-"""Lists that are counted instead of listed."""
 
 Counted = Callable[[Slot, Mapping[str, Any]], Mapping[str, Any]]
 
@@ -131,10 +126,6 @@ def process_status(
 
     Parameters
     ----------
-    slots
-        Slots of the process.
-    supervision
-        State of the process over all slots.
     counted
         Adds the launches made by graph replays.
     """

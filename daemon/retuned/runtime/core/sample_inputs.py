@@ -20,7 +20,6 @@ _WHOLE = {
     "uint8": 2**8 - 1,
     "bool": 1,
 }
-"""Largest value of each integer type."""
 _EXACT = 2**24
 """Whole numbers up to here are exact in float32."""
 
@@ -34,19 +33,6 @@ def make(
     generator: Any,  # noqa: ANN401 - torch.Generator
 ) -> Tensor:
     """Generate an input on the CPU according to its rule.
-
-    Parameters
-    ----------
-    torch
-        The module.
-    spec
-        Shape and element type.
-    rule
-        Rule for its numbers.
-    lengths
-        Length of every axis.
-    generator
-        Source of randomness.
 
     Raises
     ------

@@ -31,13 +31,10 @@ log = logging.getLogger(__name__)
 MAX_RESIDENT = 4
 """Variants kept loaded per slot for instant rollbacks."""
 COUNTED = (LoadedVariant, KernelVariant)
-"""Variants that report where their code came from."""
 
 
 @dataclass(slots=True)
 class LoadedSlot:
-    """One slot with what is loaded for it."""
-
     slot: Slot
     packed: PackedWeights
     resident: OrderedDict[str, Variant] = field(default_factory=OrderedDict)
@@ -97,7 +94,6 @@ def is_resident(seat: LoadedSlot, digest: str) -> bool:
 
 
 def drop_expired(seat: LoadedSlot) -> None:
-    """Unload variants that were prepared and not committed in time."""
     with seat.lock:
         for digest in seat.ledger.expired():
             log.info("%s: %s was never committed", seat.slot.spec.name, digest)
@@ -105,7 +101,6 @@ def drop_expired(seat: LoadedSlot) -> None:
 
 
 def make_room(seat: LoadedSlot, order: Order) -> None:
-    """Unload variants that no rollback needs."""
     for digest in (order.previous, order.artifact):
         if digest is not None and digest in seat.resident:
             seat.resident.move_to_end(digest)
@@ -116,7 +111,6 @@ def make_room(seat: LoadedSlot, order: Order) -> None:
 
 
 def drop(seat: LoadedSlot, digest: str) -> bool:
-    """Unload one variant that is not active; False if it was not loaded."""
     if seat.resident.pop(digest, None) is None:
         return False
     _keep_layouts(seat)
@@ -134,19 +128,11 @@ def _keep_layouts(seat: LoadedSlot) -> None:
 
 
 class SlotRegistry:
-    """The slots of a process, each with what is loaded for it.
-
-    Parameters
-    ----------
-    interception
-        Interception of Triton's launches in this process; None without it.
-    """
+    """The slots of a process, each with what is loaded for it."""
 
     def __init__(self, interception: Interception | None) -> None:
         self.seats: dict[str, LoadedSlot] = {}
-        """By the name of the slot."""
         self.graphs = HostedGraphs(interception)
-        """Captured graphs, which follow the slots."""
         self._interception = interception
 
     def add(self, slot: Slot) -> None:
@@ -192,7 +178,6 @@ class SlotRegistry:
         return self._seat(self._interception.adopt(artifact))
 
     def disown(self, slot: Slot) -> None:
-        """Remove the slot of an intercepted kernel; the server's own kernel runs again."""
         if isinstance(slot, KernelSlot) and self._interception is not None:
             del self.seats[slot.spec.name]
             self.graphs.remove(slot)

@@ -61,7 +61,6 @@ class Slot:
     """
 
     TAKES_IN_PLACE = False
-    """Whether the called kernel may change its inputs."""
     __slots__ = (
         "__weakref__",
         "_cells",
@@ -113,7 +112,6 @@ class Slot:
         return self._table
 
     def commit(self, in_force: InForce) -> None:
-        """Activate an order, whatever state the slot is in."""
         with self._lock:
             self._install(in_force, "original" if in_force.artifact is None else "swapped")
         if self.on_change is not None:
@@ -186,7 +184,6 @@ class Slot:
         return self.other[0] + sum(cell[0] for cell in self._cells.copy().values())
 
     def constants(self) -> list[tuple[Tensor, ...]]:
-        """Return the sets of constant inputs that launches used and that still exist."""
         alive = []
         for references in dict.copy(self._constants).values():
             values = tuple(reference() for reference in references)

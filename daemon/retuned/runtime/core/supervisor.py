@@ -22,17 +22,10 @@ from retuned.runtime.core.slots import Slot
 from retuned.runtime.schema import Refused
 
 PROCESS_LIMIT = 3
-"""Kernels that trip before the whole process rolls back."""
 
 
 class Breaker:
-    """Artifacts that may not run in a slot of this process.
-
-    Parameters
-    ----------
-    limit
-        Kernels that trip before the whole process rolls back.
-    """
+    """Artifacts that may not run in a slot of this process."""
 
     def __init__(self, limit: int = PROCESS_LIMIT) -> None:
         self._limit = limit
@@ -46,7 +39,6 @@ class Breaker:
         return self._process
 
     def state(self) -> dict[str, Mapping[str, str]]:
-        """Return the reasons by slot and artifact."""
         with self._lock:
             return {slot: dict(artifacts) for slot, artifacts in self._open.items()}
 
@@ -60,7 +52,6 @@ class Breaker:
             return True
 
     def refuses(self, slot: str, artifact: str) -> str | None:
-        """Return why an artifact may not run in a slot; None if it may."""
         with self._lock:
             return self._process or self._open.get(slot, {}).get(artifact)
 
@@ -84,20 +75,11 @@ class Breaker:
 log = logging.getLogger(__name__)
 
 MAX_EXCLUDED = 256
-"""Shape buckets that may be excluded from a guard."""
 _PROCESS = "process-breaker"
 
 
 class Supervision:
-    """Supervises the orders of a process.
-
-    Parameters
-    ----------
-    slots
-        Returns the current slots.
-    clock
-        Monotonic seconds.
-    """
+    """Supervises the orders of a process."""
 
     def __init__(
         self, slots: Callable[[], Iterable[Slot]], *, clock: Callable[[], float] = time.monotonic
@@ -110,7 +92,6 @@ class Supervision:
 
     @property
     def unasked_s(self) -> float:
-        """Seconds since the daemon's last request for its orders."""
         return max(0.0, self._clock() - self._heard_s)
 
     def heard(self) -> None:

@@ -29,8 +29,6 @@ Route = tuple[list[int], Run]
 
 
 class InForce(Protocol):
-    """An executed order: has its variant and its statistics."""
-
     mark: str
     """Identifies the order among all slots of this process; graphs count launches by it."""
     artifact: str | None
@@ -45,17 +43,13 @@ class InForce(Protocol):
 class Reservoir(Protocol):
     """Takes samples of the inputs of launches; implemented in `captured.reservoir`."""
 
-    def wrap(self, key: Key, run: Run) -> Run:
-        """Return what a launch of these lengths calls in place of `run`."""
-        ...
+    def wrap(self, key: Key, run: Run) -> Run: ...
 
 
 class Recorder(Protocol):
     """Records launches that are captured into a graph; implemented in `graphs.slot_target`."""
 
-    def wrap(self, key: Key, run: Run) -> Run:
-        """Return what a launch of these lengths calls in place of `run`."""
-        ...
+    def wrap(self, key: Key, run: Run) -> Run: ...
 
 
 class Table(dict[Any, Route]):

@@ -14,7 +14,6 @@ from retuned.runtime.graphs.structures import Layout, check_layout
 from retuned.runtime.schema import Refused
 
 _NOTE = 32
-"""Type of the note that contains the metadata."""
 _OWNER = b"AMDGPU\0"
 _SECTION_NOTES = 7
 _MAX_NOTE_BYTES = 16 << 20
@@ -25,13 +24,6 @@ _MAX_SECTIONS = 4096
 
 def object_layout(image: bytes, kernel: str) -> Layout:
     """Return the layout of the explicit arguments of a kernel.
-
-    Parameters
-    ----------
-    image
-        The code object.
-    kernel
-        Name in it.
 
     Raises
     ------
@@ -53,7 +45,6 @@ def object_layout(image: bytes, kernel: str) -> Layout:
 
 
 def _metadata(image: bytes) -> dict[str, Any]:
-    """Return the map in the note; ValueError if there is none."""
     if image[:6] != b"\x7fELF\x02\x01":
         raise ValueError("not a 64-bit ELF file")
     (sections_at,) = struct.unpack_from("<Q", image, 40)

@@ -22,9 +22,7 @@ from retuned.runtime.native.gpu_driver import DriverFailed, GpuDriver, Handle
 from retuned.runtime.schema import Refused
 
 KERNEL_NODE = 0
-"""Type of a node that launches a kernel, the same number for both vendors."""
 MAX_NODES = 100_000
-"""Nodes of one graph that are examined."""
 MAX_NAME = 256
 """Characters kept of a kernel's name; the text is untrusted."""
 
@@ -41,8 +39,6 @@ _ATTRIBUTES = {2: "cooperative", 4: "cluster", 6: "programmatic"}
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """State of a capture."""
-
     capture: int
     """Number of the capture, unique in this process."""
     last: tuple[int, ...]
@@ -51,11 +47,6 @@ class Captured:
 
 class GraphCalls:
     """Graphs of one device.
-
-    Parameters
-    ----------
-    driver
-        Of the device; it detects a broken context.
 
     Raises
     ------
@@ -149,7 +140,6 @@ class GraphCalls:
         return found
 
     def layout_at(self, node: int) -> Layout:
-        """Return the layout of the arguments of a kernel node; raises as `layout`."""
         found = self.raw_params(node)
         return self.layout(found.func or 0, found.kern or 0 if self.vendor == "nvidia" else 0)
 
@@ -231,7 +221,6 @@ class GraphCalls:
         return check_layout(found)
 
     def name(self, function: int, kernel: int = 0) -> str:
-        """Return a kernel's mangled name; empty if unknown."""
         if self.vendor == "amd":
             found = self.driver.text("hipKernelNameRef", Handle(function))
             return found[:MAX_NAME]

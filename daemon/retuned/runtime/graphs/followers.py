@@ -48,10 +48,6 @@ def index_capture(
     ----------
     graph
         PyTorch's; it is not kept alive.
-    calls
-        Returns the graph calls of its device.
-    notes
-        Returns the recorded notes of nodes.
 
     Raises
     ------
@@ -90,7 +86,6 @@ _NUMBERS = count(2)
 RETRY_S = 1.0
 """Seconds between attempts at nodes that could not be changed yet."""
 _LATER = frozenset({"capturing", "not-compiled", "weight-not-packed", "scratch-memory"})
-"""Temporary reasons."""
 
 CallsOf = Callable[[int], GraphCalls]
 
@@ -104,8 +99,6 @@ class Graphs:
         Returns the graph calls of a device; raises `Refused` if there are none.
     capturing
         Returns (device, handle) of the current stream while it is captured; else None.
-    device
-        Returns the number of the current device.
     """
 
     def __init__(
@@ -127,7 +120,6 @@ class Graphs:
         """Why graphs are not followed; empty if they are."""
         self._captured: weakref.WeakSet[Any] = weakref.WeakSet()
         self.failures: Counter[str] = Counter()
-        """Reason -> captures that could not be indexed."""
         self._calls_of = calls_of
         self._capturing = capturing
         self._device = device
@@ -174,7 +166,6 @@ class Graphs:
         return missed + sum(self.failures.copy().values())
 
     def add_slot(self, slot: Slot) -> None:
-        """Let a slot's launches in graphs follow what the slot serves."""
         self.add(
             slot,
             lambda name: SlotTarget(
@@ -187,15 +178,7 @@ class Graphs:
         )
 
     def add(self, slot: Slot, make: Callable[[str], Target]) -> None:
-        """Let nodes follow what a slot serves.
-
-        Parameters
-        ----------
-        slot
-            Of the server.
-        make
-            Creates the target for the slot's nodes, by its name.
-        """
+        """Let nodes follow what a slot serves."""
         with self._lock:
             name = slot.spec.name
             if name in self._targets:  # another attachment of this process has one
@@ -210,7 +193,6 @@ class Graphs:
         slot.on_change = changed
 
     def remove_slot(self, slot: Slot) -> None:
-        """Restore the originals of a slot's nodes, and stop following the slot."""
         slot.on_change = None
         with self._lock:
             target = self.target_of(slot)
@@ -229,7 +211,6 @@ class Graphs:
                 self.torch.uninstall()
 
     def target_of(self, slot: Slot) -> Target | None:
-        """Return the target that follows a slot."""
         return next((target for target in self.targets if target.slot is slot), None)
 
     @property
@@ -237,7 +218,6 @@ class Graphs:
         return list(self._targets.values())
 
     def close(self) -> None:
-        """Restore the original of every node, and PyTorch's methods."""
         for target in self.targets:
             self.remove_slot(target.slot)
         with self._lock:
@@ -260,7 +240,6 @@ class Graphs:
     # --- notifications of PyTorch's graphs --------------------------------------------------------
 
     def began(self, graph: Any) -> None:  # noqa: ANN401 - a CUDAGraph
-        """Start to record the launches of a capture."""
         if not self.torch.installed:
             self.gate.begin(graph)
             return
@@ -272,7 +251,6 @@ class Graphs:
         self._note(True)
 
     def ended(self, graph: Any, *, ok: bool) -> IndexedGraph | None:  # noqa: ANN401 - a CUDAGraph
-        """Index a captured graph, and let it follow its slots."""
         self.gate.end(graph)
         if not ok:
             if not self.gate.captures:
@@ -298,7 +276,6 @@ class Graphs:
         return found
 
     def gone(self, graph: Any) -> None:  # noqa: ANN401 - a CUDAGraph
-        """Forget a graph that was reset."""
         self.gate.end(graph)
         self._captured.discard(graph)
         for found in self.index:

@@ -22,31 +22,23 @@ MAX_SITES = 400_000
 """Kernel nodes stored over all graphs, some hundred bytes each."""
 
 MAX_MARKS = 1024
-"""Orders whose launches in former graphs are remembered."""
 MAX_BANKED = 64
-"""Counts of earlier variants kept per graph."""
 
 _NUMBERS = count(1)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Site:
-    """One kernel node."""
-
     place: int
     """Position among the graph's nodes, in the driver's order."""
     node: int
-    """Handle."""
     name: str
     """Name of the compiled kernel; untrusted text."""
     function: int
     """Handle of the captured kernel: of a module's function or of a library's kernel."""
     grid: Size
-    """Blocks at the capture."""
     block: Size
-    """Threads of a block at the capture."""
     shared_bytes: int
-    """Dynamic shared memory at the capture."""
     note: Note | None = None
     """The slot's launch that this node is, if known."""
     launch: Any = None
@@ -56,7 +48,6 @@ class Site:
     now: Packed | None = None
     """The current launch; None until the first change."""
     mark: str | None = None
-    """Order whose variant runs there; None is the original."""
     keeps: tuple[Any, ...] = ()
     """Modules and memory that must live as long as the node uses them."""
     retired: tuple[Any, ...] = ()
@@ -67,18 +58,12 @@ class Site:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class IndexedGraph:
-    """One captured graph that is kept."""
-
     calls: GraphCalls
-    """Of its device."""
     graph: int
-    """Handle of the captured graph."""
     instance: Callable[[], int]
     """Returns the handle of the current instance; 0 if it is not instantiated."""
     sites: tuple[Site, ...]
-    """Its kernel nodes."""
     others: int
-    """Nodes of other types."""
     owner: Callable[[], Any]
     """Returns the server's object while it exists, which keeps it alive for the caller.
 
@@ -87,15 +72,12 @@ class IndexedGraph:
     unplaced: tuple[Note, ...] = ()
     """Launches of its capture without a single corresponding node."""
     number: int = field(default_factory=lambda: next(_NUMBERS))
-    """In the order of captures."""
     lock: Any = field(default_factory=threading.RLock)
     """Held while the graph is launched, instantiated or changed: drivers require one at a time."""
     replays: int = 0
-    """Launches since the capture."""
     changed_at: int = 0
     """Value of `replays` at the last change."""
     banked: dict[str, int] = field(default_factory=dict)
-    """Order -> launches of its variant before the last change."""
     gone: bool = False
     """Whether the server has reset it: its handles are invalid."""
     broken: str = ""
@@ -110,7 +92,6 @@ class IndexedGraph:
         return None if self.gone else self.owner()
 
     def settle(self) -> None:
-        """Add the replays since the last change to the launches of each variant."""
         since = self.replays - self.changed_at
         self.changed_at = self.replays
         if not since:
@@ -122,14 +103,11 @@ class IndexedGraph:
             del self.banked[next(iter(self.banked))]
 
     def launches_of(self, mark: str) -> int:
-        """Return how often replays have launched an order's variant."""
         live = sum(site.mark == mark for site in self.sites)
         return self.banked.get(mark, 0) + live * (self.replays - self.changed_at)
 
 
 class GraphIndex:
-    """Graphs by number; bounded."""
-
     def __init__(self) -> None:
         self._graphs: dict[int, IndexedGraph] = {}
         self._sites = 0
@@ -137,7 +115,6 @@ class GraphIndex:
         self._gone: dict[str, int] = {}
         self._lock = threading.Lock()
         self.left_out = 0
-        """Graphs beyond the bounds."""
 
     def __iter__(self) -> Iterator[IndexedGraph]:
         with self._lock:
@@ -150,7 +127,6 @@ class GraphIndex:
             return len(self._graphs)
 
     def add(self, graph: IndexedGraph) -> bool:
-        """Follow a graph; False if there are too many."""
         with self._lock:
             self._bury()
             full = len(self._graphs) >= MAX_GRAPHS
@@ -187,11 +163,9 @@ class GraphIndex:
             self.left_out = 0
 
     def where(self, is_mine: Callable[[Site], bool]) -> list[tuple[IndexedGraph, Site]]:
-        """Return the nodes that belong to a target."""
         return [(graph, site) for graph in self for site in graph.sites if is_mine(site)]
 
     def launches_of(self, mark: str) -> int:
-        """Return how often replays have launched an order's variant, including former graphs."""
         live = sum(graph.launches_of(mark) for graph in self)
         return live + self._gone.get(mark, 0)
 
@@ -208,16 +182,10 @@ def index_graph(
 
     Parameters
     ----------
-    calls
-        Of its device.
-    graph
-        Handle.
     instance
         Returns the handle of the instance that is replayed.
     owner
         Returns the server's object while it exists; else None.
-    notes
-        Returns the recorded notes of nodes.
 
     Raises
     ------

@@ -35,8 +35,6 @@ class KernelTarget:
 
     Parameters
     ----------
-    slot
-        Of the kernel.
     name
         Unique among all targets.
     kernels
@@ -60,7 +58,6 @@ class KernelTarget:
 
     @property
     def name(self) -> str:
-        """Unique among all targets."""
         return self._name
 
     @property
@@ -72,7 +69,6 @@ class KernelTarget:
         return site.note is None and self._kernel_of(site.launch) is not None
 
     def admitted(self, site: Site) -> str | None:
-        """Return the mark of the order whose variant must run at a node; None for the original."""
         order = self._order_at(site)
         return None if order is None else order.mark
 
@@ -127,7 +123,6 @@ class KernelTarget:
         return None if key is None else self._serves(key)
 
     def _key_at(self, site: Site) -> Key | None:
-        """Return the lengths of a node's launch; None if it has none and must run the original."""
         kernel = self._kernel_of(site.launch)
         if kernel is None or site.launch is None:
             return None
@@ -152,7 +147,6 @@ def _never(*_: object, **__: object) -> Any:  # noqa: ANN401 - returns nothing
 
 
 def _ready(variant: KernelVariant, plan: Plan, call: LaunchCall, key: Key) -> tuple[Any, Size]:
-    """Return the variant's compiled code and grid for a launch."""
     signature = plan.signature(call)
     if isinstance(signature, Ineligible):
         raise Refused(signature.reason, detail="the variant cannot take this launch")

@@ -28,18 +28,13 @@ MAX_PENDING = 100_000
 """Launches recorded in captures that have not ended."""
 
 _ODD = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
-"""Exceptions of reading untrusted tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorNote:
-    """Properties of a tensor at the capture."""
-
     address: int
-    """Of its first element."""
     shape: tuple[int, ...]
     dtype: str
-    """Element type without the ``torch.`` prefix."""
     device: int
     """Number of its GPU; -1 elsewhere."""
     dense: bool
@@ -48,12 +43,8 @@ class TensorNote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """One launch that was captured into a graph."""
-
     target: str
-    """Slot or kernel that was launched."""
     key: Key
-    """Lengths of its variable axes."""
     node: int
     """Handle in the captured graph; 0 if `problem` is set."""
     inputs: tuple[TensorNote, ...] = ()
@@ -68,10 +59,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class CaptureNotes:
-    """Notes of one captured graph."""
-
     notes: Mapping[int, Note] = field(default_factory=dict)
-    """By node: the launch of a slot."""
     launches: Mapping[int, Any] = field(default_factory=dict)
     """By node: the launch of a Triton kernel, a `TritonLaunch`."""
     unplaced: tuple[Note, ...] = ()
@@ -96,7 +84,6 @@ class CaptureGate:
             self._captures.add(graph)
 
     def end(self, graph: object) -> None:
-        """Record that the capture is over, with any result."""
         with self._lock:
             self._captures.discard(graph)
 
@@ -116,13 +103,7 @@ class CaptureGate:
 
 
 class Recorder:
-    """Records launches until their capture ends.
-
-    Parameters
-    ----------
-    calls_of
-        Returns the graph calls of a device.
-    """
+    """Records launches until their capture ends."""
 
     def __init__(self, calls_of: Callable[[int], GraphCalls]) -> None:
         self._calls_of = calls_of
@@ -146,14 +127,6 @@ class Recorder:
 
         Parameters
         ----------
-        run
-            What is launched.
-        inputs
-            Its arguments.
-        target
-            Slot or kernel.
-        key
-            Lengths of the variable axes.
         stream
             (device, handle) of the captured stream.
         weights
@@ -183,7 +156,6 @@ class Recorder:
         return output
 
     def add(self, note: Note) -> None:
-        """Record a launch whose node is known, or why it is not."""
         with self._lock:
             if note.problem or not note.node:
                 if len(self._unplaced) < MAX_PENDING:
@@ -192,13 +164,11 @@ class Recorder:
                 self._pending[note.node] = note
 
     def add_launch(self, node: int, launch: Any) -> None:  # noqa: ANN401 - a TritonLaunch
-        """Record which launch of a Triton kernel a node is."""
         with self._lock:
             if len(self._launches) < MAX_PENDING:
                 self._launches[node] = launch
 
     def take(self, nodes: Sequence[int]) -> CaptureNotes:
-        """Return the notes of a captured graph, and forget them here."""
         with self._lock:
             found = {node: self._pending.pop(node) for node in nodes if node in self._pending}
             launches = {node: self._launches.pop(node) for node in nodes if node in self._launches}
@@ -213,7 +183,6 @@ class Recorder:
             self._unplaced.clear()
 
     def where(self, stream: tuple[int, int]) -> tuple[Captured | None, str]:
-        """Return the state of the capture of a stream, or why it is unknown."""
         try:
             return self._calls_of(stream[0]).capturing(stream[1]), ""
         except Refused as error:
@@ -284,11 +253,9 @@ class NotedTensor:
         return self._item
 
     def untyped_storage(self) -> NotedTensor:
-        """Return an object with the size of the storage."""
         return self
 
     def nbytes(self) -> int:
-        """Return the bytes of the storage."""
         return self._bytes
 
 
@@ -298,16 +265,12 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TritonLaunch:
-    """One launch of a Triton kernel that was captured into a graph."""
-
     jit: Any
-    """The ``JITFunction``."""
     compiled: Any
     """Triton's compiled kernel; kept alive, since the graph launches it."""
     args: tuple[Any, ...]
     """Positional arguments; tensors as `NotedTensor`."""
     kwargs: dict[str, Any]
-    """Keyword arguments, including the grid."""
 
     @property
     def name(self) -> str:
@@ -320,8 +283,6 @@ class TritonNotes:
 
     Parameters
     ----------
-    recorder
-        Returns what stores the notes.
     capturing
         Returns (device, handle) of the current stream while it is captured; else None.
     """
@@ -399,7 +360,6 @@ class TritonNotes:
 
 
 def noted(value: Any) -> Any:  # noqa: ANN401 - any argument
-    """Return an argument in a form that may be stored."""
     if hasattr(value, "data_ptr"):
         return NotedTensor(value)
     if isinstance(value, types.FunctionType):

@@ -23,18 +23,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Outcome:
-    """Result of changing one target's nodes."""
-
     target: str
-    """Slot or kernel."""
     changed: int = 0
-    """Nodes whose launch was changed."""
     swapped: int = 0
-    """Nodes that launch the variant now."""
     unreachable: Counter[str] = field(default_factory=Counter)
     """Reason -> nodes that keep the original although the variant should run there."""
     took_ns: int = 0
-    """Time of changing the nodes, without preparing."""
     reason: str = ""
     """Why nothing was changed at all; empty if everything could be."""
 
@@ -58,15 +52,6 @@ class NodeChanges:
     ) -> None:
         """Make a target's nodes launch what it serves, while no graph is captured.
 
-        Parameters
-        ----------
-        target
-            Returns what each node should launch.
-        sites
-            Its nodes.
-        outcome
-            Receives the results.
-
         Raises
         ------
         Refused
@@ -89,7 +74,6 @@ class NodeChanges:
     def _plan(
         self, target: Target, sites: Sequence[tuple[IndexedGraph, Site]], outcome: Outcome
     ) -> list[Step]:
-        """Prepare every node: the variant where possible, else the original."""
         steps = []
         for graph, site in sites:
             owner, mark = graph.alive(), target.admitted(site)
@@ -144,6 +128,5 @@ def is_stale(target: Target, note: Note) -> bool:
 
 
 def originals(sites: Sequence[tuple[IndexedGraph, Site]]) -> list[Step]:
-    """Return the rollback of every changed node."""
     steps = (prepare(graph, site, None) for graph, site in sites if site.now and not graph.broken)
     return [step for step in steps if step is not None]

@@ -33,18 +33,12 @@ _MAX_DEPTH = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """New launch of a node."""
-
     mark: str
-    """Artifact, for the report."""
     function: int
     """Handle of a loaded kernel whose shared memory is already allowed."""
     grid: Size
-    """Blocks."""
     block: Size
-    """Threads of a block."""
     shared_bytes: int
-    """Dynamic shared memory."""
     arguments: tuple[bytes, ...] | None = None
     """Values; None uses the node's, which needs the same layout."""
     divisible: tuple[tuple[int, int], ...] = ()
@@ -55,32 +49,21 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One node, ready to be changed."""
-
     graph: IndexedGraph
     site: Site
     new: Packed
-    """The new launch."""
     old: Packed
-    """The current launch."""
     mark: str | None
     """Artifact of `new`; None is the original."""
     keeps: tuple[Any, ...]
-    """As `Change.keeps`."""
     before: tuple[Packed | None, str | None, tuple[Any, ...]]
-    """Record of the node before the change: launch, artifact, keeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """Result of changing nodes."""
-
     nodes: int
-    """Nodes changed and read back."""
     graphs: int
-    """Graphs of these nodes."""
     took_ns: int
-    """From the first node to the last."""
 
 
 def prepare(graph: IndexedGraph, site: Site, change: Change | None) -> Step | None:
@@ -88,10 +71,6 @@ def prepare(graph: IndexedGraph, site: Site, change: Change | None) -> Step | No
 
     Parameters
     ----------
-    graph
-        Of the node.
-    site
-        The node.
     change
         Its new launch; None is the original.
 
@@ -248,7 +227,6 @@ def _change(graph: IndexedGraph, group: Sequence[Step]) -> None:
 
 
 def _undo(graph: IndexedGraph, group: Sequence[Step]) -> None:
-    """Restore a changed graph, because another graph could not be changed."""
     owner = graph.alive()
     try:
         with graph.lock, graph.calls.current():

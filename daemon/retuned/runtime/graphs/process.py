@@ -14,7 +14,6 @@ from retuned.runtime.native.gpu_driver import driver_of
 from retuned.runtime.schema import Refused
 
 OFF = "graphs-off"
-"""Reason code if following graphs is switched off."""
 _LOCK = threading.Lock()
 _FOUND: list[tuple[int, Graphs]] = []
 _CALLS: dict[int, GraphCalls] = {}

@@ -32,13 +32,10 @@ class Recapture:
         self._offers: list[Capture] = []
         self._thread: int | None = None
         self.wanted = False
-        """Whether graphs contain a variant that is no longer active."""
         self.failures = 0
-        """Callbacks that have raised."""
 
     @property
     def offers(self) -> int:
-        """Number of registered callbacks."""
         return len(self._offers)
 
     @property

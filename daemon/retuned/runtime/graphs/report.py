@@ -10,7 +10,6 @@ from retuned.runtime.graphs.followers import Graphs
 from retuned.runtime.graphs.index import IndexedGraph, Site
 
 MAX_SHOWN = 256
-"""Graphs in one answer."""
 UNNOTED = "not-noted"
 """Reason code of a node that is not a recorded launch of a slot or of a Triton kernel."""
 
@@ -20,8 +19,6 @@ def graphs_state(graphs: Graphs, *, after: int = 0) -> dict[str, Any]:
 
     Parameters
     ----------
-    graphs
-        Of this process.
     after
         Number of the last graph of the previous page.
     """
@@ -46,7 +43,6 @@ def graphs_state(graphs: Graphs, *, after: int = 0) -> dict[str, Any]:
 
 
 def slot_graphs(graphs: Graphs, slot: Slot) -> dict[str, Any]:
-    """Return the state of one slot's launches in graphs."""
     target = graphs.target_of(slot)
     if target is None:
         return {"nodes": 0, "swapped": 0, "unreachable": {}, "launches": 0}
@@ -63,7 +59,6 @@ def slot_graphs(graphs: Graphs, slot: Slot) -> dict[str, Any]:
 
 
 def graph_launches(graphs: Graphs, slot: Slot) -> int:
-    """Return how often replays have launched the variant of the active order."""
     order = slot.table.in_force
     if order is None or order.artifact is None:
         return 0

@@ -18,15 +18,7 @@ from retuned.runtime.schema import Refused
 
 
 class HostedGraphs:
-    """The graphs of this process, for one host's slots.
-
-    Parameters
-    ----------
-    interception
-        Of Triton's launches; None without it.
-    graphs
-        Returns the graphs of this process.
-    """
+    """The graphs of this process, for one host's slots."""
 
     def __init__(
         self,
@@ -39,7 +31,6 @@ class HostedGraphs:
         graphs()  # follows PyTorch's graphs from now on, if PyTorch is loaded
 
     def add(self, slot: Slot) -> None:
-        """Let a slot's launches in graphs follow what it serves."""
         graphs, interception = self._graphs(), self._interception
         if not isinstance(slot, KernelSlot):
             graphs.add_slot(slot)
@@ -55,11 +46,9 @@ class HostedGraphs:
             )
 
     def remove(self, slot: Slot) -> None:
-        """Restore the originals of a slot's nodes."""
         self._graphs().remove_slot(slot)
 
     def housekeeping(self) -> None:
-        """Do postponed work; called by the control thread when idle."""
         graphs = self._graphs()
         follow_torch(graphs)
         graphs.housekeeping()
@@ -69,11 +58,9 @@ class HostedGraphs:
         return self._graphs().gate.changing()
 
     def replays(self) -> int:
-        """Return how often followed graphs were launched."""
         return sum(graph.replays for graph in self._graphs().index)
 
     def state(self, slot: Slot) -> dict[str, Any]:
-        """Return the state of a slot's launches in graphs."""
         return slot_graphs(self._graphs(), slot)
 
     def counted(self, slot: Slot, sample: Mapping[str, Any]) -> dict[str, Any]:

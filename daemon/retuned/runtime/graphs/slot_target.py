@@ -17,8 +17,6 @@ from retuned.runtime.schema import Key, Refused, allows
 
 
 class Target(Protocol):
-    """Something whose launches are in graphs and may be changed there."""
-
     @property
     def name(self) -> str:
         """Unique among all targets."""
@@ -27,9 +25,7 @@ class Target(Protocol):
     @property
     def slot(self) -> Slot: ...
 
-    def is_mine(self, site: Site) -> bool:
-        """Whether a node is a launch of this target."""
-        ...
+    def is_mine(self, site: Site) -> bool: ...
 
     def admitted(self, site: Site) -> str | None:
         """Return the mark of the order whose variant must run at a node; None for the original."""
@@ -39,9 +35,7 @@ class Target(Protocol):
         """Return what an admitted node must launch; raises `Refused` if it cannot."""
         ...
 
-    def note_captures(self, on: bool) -> None:
-        """Start or stop to record launches that are captured."""
-        ...
+    def note_captures(self, on: bool) -> None: ...
 
 
 def serving(slot: Slot, key: Key) -> Swapped | None:
@@ -63,12 +57,8 @@ class SlotTarget:
 
     Parameters
     ----------
-    slot
-        Of the server.
     name
         Unique among all targets.
-    recorder
-        Returns what records its launches.
     capturing
         Returns (device, handle) of the current stream while it is captured; else None.
     recapturing
@@ -99,11 +89,9 @@ class SlotTarget:
         return self._slot
 
     def is_mine(self, site: Site) -> bool:
-        """Whether a node was recorded as a launch of the slot."""
         return site.note is not None and site.note.target == self.name
 
     def admitted(self, site: Site) -> str | None:
-        """Return the mark of the order whose variant must run at a node; None for the original."""
         assert site.note is not None, "only nodes that were noted belong to a slot"
         order = serving(self.slot, site.note.key)
         return None if order is None else order.mark
@@ -127,7 +115,6 @@ class SlotTarget:
         )
 
     def note_captures(self, on: bool) -> None:
-        """Route launches through the recorder, only while graphs are captured."""
         self.slot.note_captures(self if on else None)
 
     def wrap(self, key: Key, run: Run) -> Run:

@@ -70,8 +70,6 @@ class HipKernelNodeParams(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelParams:
-    """One launch in a graph."""
-
     function: int
     """Handle of the kernel in a module; 0 if the node has `kernel` instead."""
     kernel: int = 0
@@ -79,26 +77,19 @@ class KernelParams:
     context: int = 0
     """NVIDIA: where `kernel` runs; 0 is the current one."""
     grid: Size
-    """Blocks."""
     block: Size
-    """Threads of a block."""
     shared_bytes: int
-    """Dynamic shared memory."""
     arguments: tuple[bytes, ...]
-    """Copies of the values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A vendor's structure with all the memory that it points to."""
-
     params: KernelParams
     structure: Any
     """Of the vendor; to be passed to the driver by reference."""
     held: tuple[Any, ...]
     """Buffers that must live as long."""
     layout: Layout
-    """Layout of the kernel's arguments."""
 
 
 def structure_of(vendor: str) -> type[ctypes.Structure]:
@@ -106,7 +97,6 @@ def structure_of(vendor: str) -> type[ctypes.Structure]:
 
 
 def pack(params: KernelParams, layout: Layout, *, vendor: str) -> Packed:
-    """Lay out a launch for the driver."""
     values = [ctypes.create_string_buffer(value, len(value)) for value in params.arguments]
     table = (ctypes.c_void_p * max(1, len(values)))(*map(ctypes.addressof, values))
     found: Any = structure_of(vendor)()

@@ -29,8 +29,6 @@ _WHATEVER = (AttributeError, KeyError, OSError, Refused, RuntimeError, TypeError
 
 
 class TrackedGraph(Protocol):
-    """A graph that is followed."""
-
     lock: Any
     replays: int
     gone: bool
@@ -40,7 +38,6 @@ class Watcher(Protocol):
     """Receives notifications of captures."""
 
     def began(self, graph: Any) -> None:  # noqa: ANN401 - a CUDAGraph
-        """Follow a capture that is about to begin."""
         ...
 
     def ended(self, graph: Any, *, ok: bool) -> TrackedGraph | None:  # noqa: ANN401 - a CUDAGraph
@@ -48,7 +45,6 @@ class Watcher(Protocol):
         ...
 
     def gone(self, graph: Any) -> None:  # noqa: ANN401 - a CUDAGraph
-        """Forget a graph that is reset."""
         ...
 
     def unknown(self) -> None:
@@ -57,13 +53,7 @@ class Watcher(Protocol):
 
 
 class TorchGraphs:
-    """Wraps and restores the class of PyTorch's graphs.
-
-    Parameters
-    ----------
-    watcher
-        Receives notifications of captures.
-    """
+    """Wraps and restores the class of PyTorch's graphs."""
 
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
@@ -78,7 +68,6 @@ class TorchGraphs:
 
     @property
     def watched(self) -> bool:
-        """Whether captures are reported at all."""
         return self._cls is not None
 
     def watch(self, torch: Any) -> bool:  # noqa: ANN401 - the module

@@ -37,14 +37,6 @@ def change_of(
     ----------
     variant
         Loaded; compiled for the lengths of the note.
-    note
-        The recorded launch.
-    original
-        The node as it was captured.
-    calls
-        Of the device.
-    mark
-        For the report.
 
     Raises
     ------
@@ -218,7 +210,6 @@ def _triton_arguments(
     device: Any,  # noqa: ANN401 - torch.device
     keeps: list[Any],
 ) -> list[bytes]:
-    """Return the arguments of the compiled entry: pointers, and run-time lengths as int32."""
     binding = kernel.binding
     template, places = binding.template(values)
     holes = dict(places)

@@ -13,7 +13,6 @@ class Names:
     set_exec: str
     capture: str
     layout: tuple[str, str]
-    """Calls for a module's function and for a library's kernel; empty if there is none."""
 
 
 NAMES = {
@@ -37,7 +36,6 @@ NAMES = {
 
 
 def required_calls(vendor: str) -> tuple[str, ...]:
-    """Return the names of the calls that graphs cannot do without."""
     names = NAMES[vendor]
     common = ("GraphGetNodes", "GraphNodeGetType", "GraphNodeGetDependencies")
     return (

@@ -28,9 +28,7 @@ class Argument:
     value: Any
     """Value of a number or constexpr, as JSON data."""
     numel: int | None
-    """Elements of a pointer's tensor."""
     aligned16: bool | None
-    """Whether a pointer is 16-byte aligned."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -45,14 +43,10 @@ class Argument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """The first launch of a shape key."""
-
     arguments: tuple[Argument, ...]
-    """In the order of the parameters."""
     options: Mapping[str, Any]
     """Compile options, as JSON data."""
     grid: tuple[int, ...]
-    """Programs per dimension; always three."""
     raw: tuple[Any, ...] = field(repr=False)
     """Per parameter: the dtype object of a pointer's tensor, or the value itself. No tensors."""
     given: Mapping[str, Any] = field(repr=False)
@@ -77,14 +71,10 @@ def observe(
     ----------
     names, constexprs, values
         Of every parameter, in order.
-    options
-        Keywords of the launch that are not parameters.
     compiled
         What Triton launched; None in its interpreter.
     grid
         One to three whole numbers.
-    grid_code
-        Code of the function that returned the grid.
 
     Raises
     ------
@@ -107,7 +97,6 @@ def observe(
 
 
 def is_pointer(value: object) -> bool:
-    """Whether Triton treats the value as a pointer."""
     return hasattr(value, "data_ptr") and hasattr(value, "dtype")
 
 

@@ -15,18 +15,11 @@ GridNumbers = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class LaunchOutcome:
-    """What a launch ran in place of the server's code."""
-
     variant: Any
-    """A `KernelVariant`."""
     plan: Any
-    """The variant's `Plan` for the kernel."""
     ready: Any
-    """The variant's compiled code, `Ready`."""
     key: Key
-    """Lengths of the variable axes."""
     grid: GridNumbers
-    """Grid of the variant's launch."""
 
 
 class LaunchCall:
@@ -34,8 +27,6 @@ class LaunchCall:
 
     Parameters
     ----------
-    kernel
-        The launched kernel.
     target
         The ``JITFunction``, or the ``GridExecutor`` of the interpreter.
     args, kwargs
@@ -50,7 +41,6 @@ class LaunchCall:
 
     # Class attributes, not slots: most launches keep the defaults, which then cost nothing.
     result: Any = None
-    """Result for the server: what Triton's launch returns."""
     spare: list[Any] | None = None
     """On a checked launch: arguments in memory that does not belong to the server.
 
@@ -94,7 +84,6 @@ class LaunchCall:
         return any(getattr(value, "is_cuda", False) for value in self.values())
 
     def through_slot(self) -> Any:  # noqa: ANN401 - as Triton's launch
-        """Let the kernel's slot choose what runs."""
         slot = self.kernel.slot
         if slot is None:  # closed by another thread
             return self.stock()
@@ -102,7 +91,6 @@ class LaunchCall:
         return self.result
 
     def stock(self) -> Any:  # noqa: ANN401 - as Triton's launch
-        """Run the server's own code, unchanged."""
         self.result = self.counted(self.kernel, self.target, self.args, self.kwargs)
         return self.result
 
@@ -118,7 +106,6 @@ class LaunchCall:
         return values
 
     def options(self) -> dict[str, Any]:
-        """Return the keywords that are not parameters."""
         names = self.kernel.names
         return {
             name: value
@@ -150,7 +137,6 @@ class LaunchCall:
         return x, y, z
 
     def run_on(self, values: Sequence[Any]) -> None:
-        """Run the server's own code, uncounted, on other arguments."""
         given = len(self.args)
         names = [each.name for each in self.kernel.parameters]
         kwargs = dict(self.kwargs)

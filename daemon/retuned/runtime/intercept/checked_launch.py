@@ -37,12 +37,8 @@ class Copies:
 
     Parameters
     ----------
-    values
-        Arguments of the launch.
     stores
         Position of each pointer that is stored to, with ``write`` or ``update``.
-    whole
-        Copy the tensors that are only read as well.
     """
 
     def __init__(
@@ -72,7 +68,6 @@ class Copies:
         return len({self._address(self._values[place]) for place in self._stores})
 
     def size_bytes(self) -> int:
-        """Return the bytes of one set of copies."""
         sizes = {
             self._address(tensor): int(tensor.untyped_storage().nbytes())
             for tensor in self._inside.values()
@@ -122,7 +117,6 @@ def stored_to(values: Sequence[Any], stores: Mapping[int, str]) -> Copies | Inel
 
 
 def inputs_sum(values: Sequence[Any], stores: Mapping[int, str]) -> int:
-    """Return a checksum of the tensors that a launch must not change."""
     torch = sys.modules.get("torch")
     if torch is None:
         return 0
@@ -143,12 +137,8 @@ class DetachedLaunch:
 
     Parameters
     ----------
-    call
-        The launch.
     stores
         Position of each pointer that is stored to, with ``write`` or ``update``.
-    run
-        Launches the variant.
     """
 
     def __init__(self, call: LaunchCall, stores: Mapping[int, str], *, run: Run) -> None:
@@ -162,23 +152,19 @@ class DetachedLaunch:
         self.size = self._copies.size_bytes()
 
     def copy(self) -> None:
-        """Copy the memory of both sides, on the current stream, as it is before the launch."""
         self._sides = [self._copies.make(), self._copies.make()]
 
     def variant(self) -> tuple[Tensor, ...] | Ineligible:
-        """Run the variant in its memory; return the tensors that are stored to."""
         values, made = self._sides[1]
         problem = self._run(values)
         return problem if isinstance(problem, Ineligible) else made[: self._stored]
 
     def incumbent(self) -> tuple[Tensor, ...]:
-        """Run the server's own code in its memory; return the tensors that are stored to."""
         values, made = self._sides[0]
         self._call.run_on(values)
         return made[: self._stored]
 
     def kept(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Return the tensors that no side may store to: the incumbent's, then the variant's."""
         (_, theirs), (_, ours) = self._sides
         return theirs[self._stored :], ours[self._stored :]
 

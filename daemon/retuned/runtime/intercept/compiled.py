@@ -32,8 +32,6 @@ def compiled_source(
         The source's function; see `retuned.runtime.triton.importer.unspecialised`.
     args
         All its arguments, element types in place of tensors.
-    options
-        Options of the variant.
 
     Raises
     ------
@@ -57,12 +55,8 @@ def specialisation_of(
 
     Parameters
     ----------
-    jit
-        The launched function.
     args
         All its arguments, element types in place of tensors.
-    options
-        Its options.
     """
     home = sys.modules.get(type(jit).__module__)
     try:
@@ -93,14 +87,11 @@ Code = tuple[Any, ...]
 
 
 class Ready:
-    """Compiled code of one signature."""
-
     __slots__ = ("compiled", "count", "fits", "grids", "runners")
 
     def __init__(self, compiled: Any) -> None:  # noqa: ANN401 - triton.CompiledKernel or None
         self.compiled = compiled
         self.count = 0
-        """Launches of the variant under this signature."""
         self.fits: dict[Key, bool] = {}
         """Whether launches of these lengths and element counts match the definition."""
         self.grids: dict[Any, GridNumbers] = {}
@@ -113,20 +104,14 @@ class Codes:
 
     Parameters
     ----------
-    jit
-        The launched function.
     interpreted
         Whether Triton interprets the server's kernels: nothing is compiled then.
     arguments
         Of the variant: whether each is fixed, and its value or position.
-    options
-        Options of the variant.
     scalars
         How many numbers a signature starts with.
     held
         Limits for launches of another source; None for the server's own code.
-    shipped
-        Compiled code delivered with the artifact.
     """
 
     def __init__(
@@ -141,7 +126,6 @@ class Codes:
         shipped: Shipped,
     ) -> None:
         self.ready: dict[Signature, Ready] = {}
-        """Compiled code by signature."""
         self.watched: list[tuple[Mapping[str, Any], str, Any]] = []
         """Globals that the server's code was compiled with, as (names, name, value)."""
         self._codes: dict[Code, Any] = {}
@@ -163,12 +147,8 @@ class Codes:
 
         Parameters
         ----------
-        signature
-            Of the launch.
         raw
             Its arguments; element types in place of pointers.
-        options
-            Its options.
         """
         if self._held is not None:
             return self._held.code_of(signature)
@@ -186,15 +166,6 @@ class Codes:
 
     def compile(self, signature: Signature, raw: Sequence[Any], options: Mapping[str, Any]) -> None:
         """Compile and load what launches of a signature need.
-
-        Parameters
-        ----------
-        signature
-            Of the launch.
-        raw
-            Its arguments; element types in place of pointers.
-        options
-            Its options.
 
         Raises
         ------

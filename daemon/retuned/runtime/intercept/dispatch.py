@@ -38,10 +38,6 @@ def shortcut(
         ``JITFunction``.
     stock
         Triton's own ``run``.
-    run
-        Its replacement.
-    through
-        Dispatches a launch through its kernel's slot.
     """
     found = getattr(cls, "__getitem__", None)
     if "__getitem__" in cls.__dict__ or not _launches_by_run(found):
@@ -129,8 +125,6 @@ class KernelRegistry(Protocol):
 
 
 def _noting(grid: Callable[..., Any], box: list[Any]) -> Callable[..., Any]:
-    """Return a grid function that also records its result."""
-
     def noting(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the server's
         found = grid(*args, **kwargs)
         box.append(found)
@@ -140,7 +134,6 @@ def _noting(grid: Callable[..., Any], box: list[Any]) -> Callable[..., Any]:
 
 
 def _given(kwargs: dict[str, Any], grid: Any) -> dict[str, Any]:  # noqa: ANN401 - as the server's
-    """Return the keywords that ``run`` takes for a launch."""
     kwargs["grid"] = grid
     kwargs["warmup"] = False
     return kwargs
@@ -248,8 +241,6 @@ def _check_run(cls: type, found: object) -> str | None:
 
 
 def _wrap_executor(hook: KernelRegistry, stock: Stock) -> Stock:
-    """Return the replacement of ``GridExecutor.__call__``."""
-
     def counted(
         kernel: Kernel,
         executor: Any,  # noqa: ANN401 - a GridExecutor

@@ -44,15 +44,7 @@ _DOES = frozenset(
 
 
 def runner_of(compiled: Any, grid: GridNumbers) -> Runner:  # noqa: ANN401 - triton.CompiledKernel
-    """Return the function that launches loaded code.
-
-    Parameters
-    ----------
-    compiled
-        Triton's compiled kernel.
-    grid
-        Programs per dimension.
-    """
+    """Return the function that launches loaded code."""
     plain = compiled[grid]
     home = sys.modules.get(type(compiled).__module__)
     knobs, drivers = getattr(home, "knobs", None), getattr(home, "driver", None)
@@ -98,15 +90,6 @@ _ODD = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueErro
 class FastPathEntry:
     """Launches of one kernel that pass their arguments in the same positions.
 
-    Parameters
-    ----------
-    call
-        One of them.
-    ran
-        What it ran.
-    order
-        The active order.
-
     Raises
     ------
     KeyError
@@ -143,12 +126,10 @@ class FastPathEntry:
         """Numbers that the code takes at run time: their values are not part of the key."""
         others = {*tensors, *self.floats}
         self.exact = _picker([place for place in range(len(given)) if place not in others])
-        """Picks the values that are part of the key."""
         self.pointers = tuple((place, values[place].dtype) for place in tensors)
         self.sizes = tuple(places[names[place]] for place in plan.geometry.sized)
         self.fixed = tuple(fixed)
         self.arguments = _picker(sources)
-        """Picks the arguments of the variant from the passed and the fixed values."""
         self.by_grid = plan.geometry.asks_for_grid
         self.limited = plan.limited
         self.plan = plan
@@ -232,12 +213,8 @@ def remember(slot: KernelSlot, table: Table, call: LaunchCall) -> None:
 
     Parameters
     ----------
-    slot
-        Slot of the launch.
     table
         Table in use before it; a newer table does not read this cache.
-    call
-        The launch.
     """
     ran, order = call.ran, table.in_force
     if ran is None or not isinstance(order, Swapped) or order.variant is not ran.variant:
@@ -264,17 +241,14 @@ def remember(slot: KernelSlot, table: Table, call: LaunchCall) -> None:
 
 
 def _given(call: LaunchCall) -> tuple[Any, ...]:
-    """Return the arguments of a launch in the order in which they were passed."""
     return (*call.args, *_named(call).values())
 
 
 def _named(call: LaunchCall) -> dict[str, Any]:
-    """Return the keywords of a launch, as the server passed them."""
     return {name: value for name, value in call.kwargs.items() if name not in _NOT_GIVEN}
 
 
 def _picker(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """Return a function that picks values by position, always as a tuple."""
     if not places:
         return lambda _: ()
     if len(places) == 1:

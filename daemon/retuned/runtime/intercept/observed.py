@@ -34,12 +34,10 @@ _MAX_GRID_CHARS = 2000
 
 
 def identity(kernel: Kernel) -> str:
-    """Return ``module:qualname``."""
     return kernel.name[:MAX_NAME_CHARS]
 
 
 def source_of(kernel: Kernel) -> Gathered:
-    """Return the kernel's source with everything it uses."""
     return gather(kernel.function, text_of(kernel.target(), kernel.function))
 
 
@@ -120,7 +118,6 @@ def joined(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def grid_text(code: Any) -> str | None:  # noqa: ANN401 - a code object
-    """Return the source of a grid function that the server passed."""
     if code is None:
         return None
     try:

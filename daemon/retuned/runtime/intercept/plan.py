@@ -145,12 +145,6 @@ class Geometry:
 
     Parameters
     ----------
-    kernel
-        Of the server.
-    rule
-        How the artifact binds.
-    spec
-        Definition of the artifact.
     grid
         Rule of the artifact; empty to keep the server's.
     numbers
@@ -181,7 +175,6 @@ class Geometry:
         if self._grid is None and not rule.keeps_grid:
             raise Refused("grid-invalid", detail="the grid needs a rule or 'kept'")
         self.names = frozenset(self._grid.names if self._grid is not None else ())
-        """Names that the artifact's grid uses."""
         self._spec = spec
         self._numbers = numbers
         self._changed = changed
@@ -199,7 +192,6 @@ class Geometry:
             for name, place in order.items()
             if f"numel_{name}" in asked or name in rule.numels
         )
-        """Positions of the tensors on whose size a launch depends."""
         own = {*order, *numbers, *axes, *GRID_NAMES}
         self._settled = self._grid is not None and self.names <= own
         self._by_grid = not self.names.isdisjoint(GRID_NAMES)
@@ -226,7 +218,6 @@ class Geometry:
         return found
 
     def grid(self, call: LaunchCall, ready: Ready, key: Key) -> GridNumbers | Ineligible:
-        """Return the grid of the variant's launch."""
         try:
             mark = (key, call.grid_numbers()) if self._by_grid else key
             known = ready.grids.get(mark)
@@ -261,22 +252,10 @@ class Plan:
 
     Parameters
     ----------
-    kernel
-        Of the server.
-    rule
-        How the artifact binds.
-    spec
-        Definition of the artifact.
-    params
-        Constexprs and options of the variant.
     grid
         Rule of the artifact; empty to keep the server's.
     entry, module
         Function to launch, in the imported source; None for the server's own code.
-    source
-        Text of that source.
-    shipped
-        Compiled code delivered with the artifact.
 
     Raises
     ------
@@ -350,14 +329,12 @@ class Plan:
             shipped=shipped or Shipped(),
         )
         self.ready = self.codes.ready
-        """Compiled code by signature."""
         idle = sorted(constants.keys() - taken - self.geometry.names)
         if idle:
             raise mismatch(f"neither the entry nor the grid uses the params {idle}")
 
     @property
     def pointers(self) -> list[int]:
-        """Positions of the tensors."""
         return [place for place, _ in self._pointers]
 
     @property
@@ -432,14 +409,12 @@ class Plan:
         return _HOOKED if getattr(call.target, "pre_run_hooks", None) else _CHANGED
 
     def hindered(self, target: Any) -> bool:  # noqa: ANN401 - of the server's Triton
-        """Whether it must run: the server has hooks, or a global has changed."""
         if getattr(target, "pre_run_hooks", None):
             return True
         # if a global has changed, the server's own launch reports it
         return any(names.get(name) is not value for names, name, value in self.codes.watched)
 
     def _options(self, kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """Return the keywords that are not parameters, with their values."""
         given = tuple(kwargs)
         names = self._forms.get(given)
         if names is None:

@@ -18,24 +18,18 @@ from retuned.runtime.intercept.arguments import Observation, observe
 
 
 class Cell:
-    """Launches of one shape key."""
-
     __slots__ = ("count", "idle", "least_ns", "observation", "timed", "total_ns")
 
     def __init__(self) -> None:
         self.count = 0
         self.observation: Observation | None = None
         self.timed = 0
-        """Launches timed on the device."""
         self.total_ns = 0
-        """Sum of the timed launches."""
         self.least_ns = 0
-        """Fastest of the timed launches."""
         self.idle = 0
         """Launches not timed because their stream was idle."""
 
     def time(self, took_ns: int) -> None:
-        """Add the device time of a launch."""
         self.least_ns = took_ns if self.timed == 0 else min(self.least_ns, took_ns)
         self.timed += 1
         self.total_ns += took_ns
@@ -52,11 +46,9 @@ class LaunchLayout:
         self.named = named
         """Picks the integers of the keyword arguments; None if there are none."""
         self.cells: dict[Any, Cell] = {}
-        """By grid and integers."""
 
 
-def _nothing(args: object) -> None:
-    """Pick from arguments without integers."""
+def _nothing(args: object) -> None: ...
 
 
 def make_form(
@@ -80,8 +72,6 @@ def make_form(
 
 
 def _exactly(given: int, pick: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Pick only if exactly this many arguments are positional."""
-
     def exact(args: tuple[Any, ...]) -> Any:  # noqa: ANN401 - integers
         if len(args) != given:
             raise KeyError(given)
@@ -109,11 +99,8 @@ def pick(form: LaunchLayout, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 log = logging.getLogger(__name__)
 
 MAX_KEYS = 512
-"""Shape keys counted separately per kernel."""
 MAX_OBSERVED = 64
-"""Shape keys per kernel whose arguments are described."""
 MISSING = object()
-"""Marks a parameter without a default."""
 
 Grid = Any
 """A tuple of up to three whole numbers, or any object that a server passes."""
@@ -123,9 +110,7 @@ Grid = Any
 class Parameter:
     name: str
     constexpr: bool
-    """Annotated as a compile-time constant."""
     default: Any
-    """Its default, or `MISSING`."""
 
 
 class Probe(Protocol):
@@ -136,7 +121,6 @@ class Probe(Protocol):
         ...
 
     def end(self, begun: Any, cell: Cell) -> None:  # noqa: ANN401 - the device's own
-        """Mark its end."""
         ...
 
 
@@ -148,12 +132,6 @@ class Kernel:
     target
         What launches it: a ``JITFunction``, or the function that the interpreter runs. Referenced
         weakly.
-    function
-        The server's Python function.
-    constexprs
-        Names of the parameters that are compile-time constants.
-    interpreted
-        Whether Triton's interpreter runs it.
     """
 
     __slots__ = (
@@ -213,7 +191,6 @@ class Kernel:
         """Slot or probe that launches go through; None for the server's own code."""
         self._slot: Any = None
         self.probe: Probe | None = None
-        """Times one of the next launches."""
         self.tell: Callable[[], None] | None = None
         """Called when a launch has a new key, including the first launch; must not raise."""
         self.restart()
@@ -250,7 +227,6 @@ class Kernel:
                 return
 
     def restart(self) -> None:
-        """Forget all counts: at the start, and in a forked child."""
         self.disarm()
         self._lock = threading.Lock()
         self._alternatives: dict[Any, LaunchLayout] = {}
@@ -276,10 +252,6 @@ class Kernel:
         ----------
         compiled
             What Triton launched; None in its interpreter.
-        args, kwargs
-            Of the launch.
-        grid
-            Its numbers.
         rule
             Function that returned the grid, if any.
         """
@@ -300,12 +272,10 @@ class Kernel:
             log.debug("%s: a launch is counted without its shape: %r", self.name, error)
 
     def cells(self) -> Iterator[Cell]:
-        """Return all cells, without `other`."""
         for form in (*list(self.forms.values()), *list(self._alternatives.values())):
             yield from list(form.cells.values())
 
     def total(self) -> int:
-        """Return all launches of the server's own code since start."""
         return self.other.count + sum(cell.count for cell in self.cells())
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -329,7 +299,6 @@ class Kernel:
     def _form(
         self, compiled: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[LaunchLayout, Any]:
-        """Return where a launch is counted, and its integers."""
         token = compiled if compiled is not None else self._token(args, kwargs)
         form = self.forms.get(token)
         if form is None:

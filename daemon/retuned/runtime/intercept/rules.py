@@ -49,15 +49,11 @@ _FIELDS = frozenset(
 )
 _MAX_ENTRIES = 128
 GRID_NAMES = ("grid_0", "grid_1", "grid_2")
-"""Names of the server's own grid in rules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRule:
-    """One checked ``intercept`` block."""
-
     kernel: str
-    """Identity, ``module:qualname``."""
     source_digest: str
     """Digest of the kernel's source with everything it uses."""
     live: bool
@@ -65,7 +61,6 @@ class LaunchRule:
     axes: Mapping[str, str]
     """Variable axis -> expression over a launch."""
     dtypes: Mapping[str, str]
-    """Pointer -> element type."""
     constexprs: Mapping[str, Any]
     """Constexpr -> the value it must have."""
     ints: Mapping[str, str]
@@ -77,7 +72,6 @@ class LaunchRule:
     bind: Mapping[str, str]
     """Parameter of the variant -> parameter of the kernel, where the names differ."""
     keeps_grid: bool
-    """Whether the server's own grid is valid for the variant."""
 
 
 def parse_rule(body: object) -> LaunchRule:
@@ -165,7 +159,6 @@ def key_reader(rule: LaunchRule, spec: Spec, kernel: Kernel) -> Callable[[Launch
 
 
 def known_names(kernel: Kernel) -> set[str]:
-    """Return all names that an expression over a launch may use."""
     names = [each.name for each in kernel.parameters]
     return {*names, *GRID_NAMES, *(f"numel_{name}" for name in names)}
 
@@ -214,7 +207,6 @@ def _is_text(value: object) -> bool:
 
 
 def _shown(text: str) -> str:
-    """Return the source of an axis as an expression."""
     kind, found, name = text.partition(":")
     if not found or kind not in ("param", "grid"):
         return text

@@ -16,14 +16,11 @@ from retuned.runtime.intercept.variant import KernelVariant
 from retuned.runtime.schema import Refused
 
 MAX_LISTED = 256
-"""Kernels in one answer."""
 MAX_STOCK = 64
 """Kernels without a slot in one status answer, those launched most first."""
 
 
 class Interception:
-    """Interception as the host uses it."""
-
     def __init__(self, interceptor: Interceptor) -> None:
         self._interceptor = interceptor
 
@@ -32,7 +29,6 @@ class Interception:
         return self._interceptor.on
 
     def states(self) -> dict[str, str]:
-        """Return ``on`` or a reason code per place of interception."""
         return dict(self._interceptor.states)
 
     def poll(self) -> None:
@@ -54,7 +50,6 @@ class Interception:
         }
 
     def launches(self) -> int:
-        """Return how often the server's own kernels were launched since start."""
         return sum(kernel.total() for kernel in self._interceptor.kernels())
 
     def stock(self) -> dict[str, Any]:
@@ -89,11 +84,9 @@ class Interception:
         return slot
 
     def kernels_of(self, slot: KernelSlot) -> list[Kernel]:
-        """Return the kernels whose launches go through a slot now."""
         return [each for each in self._interceptor.kernels() if each.slot is slot]
 
     def close(self, slot: KernelSlot) -> None:
-        """Stop dispatching launches through a slot."""
         self._interceptor.close(slot)
 
     def load(self, artifact: Artifact, slot: KernelSlot) -> tuple[KernelVariant, int]:

@@ -26,8 +26,6 @@ class ShapeLimits:
 
     Parameters
     ----------
-    rule
-        How the artifact binds.
     places
         Position of every parameter of the kernel, by name.
     scalars

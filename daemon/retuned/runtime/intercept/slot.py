@@ -16,17 +16,7 @@ from retuned.runtime.schema import Key, Refused, Spec
 
 
 class KernelSlot(Slot):
-    """Launches of one kernel, dispatched by a table.
-
-    Parameters
-    ----------
-    spec
-        Definition that the kernel was lifted to.
-    rule
-        How a launch is read.
-    key
-        Returns the lengths of the variable axes of a launch.
-    """
+    """Launches of one kernel, dispatched by a table."""
 
     TAKES_IN_PLACE = True
     __slots__ = ("rule",)

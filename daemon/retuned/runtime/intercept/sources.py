@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_SOURCE_CHARS = 256 << 10
-"""Longest assembled text."""
 MAX_FUNCTIONS = 64
 _DEF = re.compile(r"^def\s+\w+\s*\(", re.MULTILINE)
 _HEADER = "import triton\nimport triton.language as tl\n"
@@ -30,8 +29,6 @@ _BUILTINS = frozenset(dir(builtins))
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """A kernel's source."""
-
     text: str | None
     """Module text: imports, constants, helpers, the kernel last; None if there is no source."""
     digest: str
@@ -45,8 +42,6 @@ def gather(function: Any, own_text: str | None = None) -> Gathered:  # noqa: ANN
 
     Parameters
     ----------
-    function
-        The server's Python function.
     own_text
         What Triton compiles for it, if that is known; otherwise read from its file.
     """

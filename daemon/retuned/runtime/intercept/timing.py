@@ -57,15 +57,7 @@ class Device(Protocol):
 
 
 class Probe:
-    """Times one launch of an armed kernel.
-
-    Parameters
-    ----------
-    watch
-        Takes the sample.
-    skip
-        Launches to skip first.
-    """
+    """Times one launch of an armed kernel."""
 
     __slots__ = ("_skip", "_watch")
 
@@ -102,8 +94,6 @@ class Stopwatch:
         Marks moments; PyTorch's events by default.
     random_source
         Chooses the launch; a seeded one in tests.
-    clock
-        Monotonic seconds.
     quiet
         Context in which no graph is captured; raises `Refused` if one is.
     """
@@ -140,7 +130,6 @@ class Stopwatch:
                 kernel.arm(Probe(self, self._random.randrange(MOST_SKIPPED)))
 
     def begin(self) -> Any | None:  # noqa: ANN401 - the device's own
-        """Mark the start of a launch; None if it is not to be timed."""
         if len(self._pending) >= MOST_PENDING:
             self.dropped += 1
             return None
@@ -166,7 +155,6 @@ class Stopwatch:
             self._pending.append(_Sample(cell, begun, ended))
 
     def _gather(self) -> None:
-        """Add the samples whose end has passed, in the order they were taken."""
         for _ in range(len(self._pending)):
             sample = self._pending.popleft()
             try:

@@ -43,7 +43,6 @@ MAX_FAILED = 1024
 MAX_PLANS = 64
 """Kernels of one identity and source that one variant follows; a server may recreate kernels."""
 _Asked = tuple[Signature, tuple[Any, ...], dict[str, Any]]
-"""Signature, arguments and options of a launch that needs a code."""
 _UNBOUND = Ineligible("arguments")
 _OTHER = Ineligible("other-arguments")
 _TOO_MANY = Ineligible("too-many-kernels")
@@ -56,8 +55,6 @@ class KernelVariant:
     ----------
     artifact
         Verified.
-    rule
-        Its block.
     kernels
         Returns the kernels that go through the slot now.
 
@@ -99,7 +96,6 @@ class KernelVariant:
         self._module, _ = import_source(self._source)
 
     def counts(self) -> dict[str, int]:
-        """Return where its code came from."""
         return self._shipped.tally.as_json()
 
     # --- off the request path ---------------------------------------------------------------------
@@ -123,7 +119,6 @@ class KernelVariant:
 
     @property
     def pending(self) -> int:
-        """Kernels and codes that launches needed and that are not compiled yet."""
         return len(self._met) + len(self._pending)
 
     def prepare_pending(self) -> int:
@@ -151,7 +146,6 @@ class KernelVariant:
         return made
 
     def _prepare_kernel(self, kernel: Kernel) -> int:
-        """Compile for all described launches of one kernel."""
         plan, made = self._plan(kernel), 0
         for cell in kernel.cells():
             observation = cell.observation
@@ -174,7 +168,6 @@ class KernelVariant:
             self._met.pop(kernel, None)
 
     def launches(self) -> list[dict[str, Any]]:
-        """Return the variant's launches by signature."""
         return [
             {
                 "kernel": kernel.name,
@@ -264,7 +257,6 @@ class KernelVariant:
         return launch
 
     def detached(self, key: Key, inputs: tuple[Any, ...]) -> DetachedLaunch | None:
-        """Return both sides of a check of a launch; None if the variant cannot take it."""
         call: LaunchCall = inputs[0]
         plan = self._plans.get(call.kernel)
         try:
@@ -330,7 +322,6 @@ class KernelVariant:
         return call
 
     def _decide(self, call: LaunchCall, key: Key) -> tuple[Plan, Ready, GridNumbers] | Ineligible:
-        """Return what launches and with which grid, or why the server's code must run."""
         plan = self._plans.get(call.kernel)
         if plan is None:
             return self._unplanned(call.kernel)

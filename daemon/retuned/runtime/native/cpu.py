@@ -40,16 +40,12 @@ class CpuKernel:
     ----------
     library
         Path of the shared object. The caller must have verified its digest.
-    entry
-        Symbol name.
     tensors
         Number of inputs plus outputs.
     axes
         Number of axes of the definition.
     parts
         Number of parts of a launch; more than one run on a thread pool.
-    scratch_bytes
-        Workspace per part.
     """
 
     __slots__ = ("_axes_type", "_entry", "_library", "_parts", "_pool", "_scratch", "_tensors_type")
@@ -117,8 +113,6 @@ class CpuVariant(LoadedVariant):
     ----------
     artifact
         Verified.
-    packed
-        The slot's packed weights.
 
     Raises
     ------
@@ -144,7 +138,6 @@ class CpuVariant(LoadedVariant):
         return empty
 
     def runner(self, values: tuple[int, ...]) -> Runner:
-        """Return a function that launches at these lengths."""
         kernels, shared = self._kernels, self._shared
 
         def run_shared(tensors: Sequence[Tensor]) -> None:
@@ -195,4 +188,3 @@ LOADERS: dict[str, Loader] = {
     "triton": TritonVariant,
     "gpu_cpp": GpuVariant,
 }
-"""Loader per artifact language."""

@@ -21,7 +21,6 @@ class DeviceVariant(LoadedVariant):
 
     @property
     def device(self) -> Any:  # noqa: ANN401 - torch.device
-        """The GPU, or its replacement in tests."""
         return self._device
 
     def is_here(self) -> Callable[[Tensor], bool]:
@@ -34,7 +33,6 @@ class DeviceVariant(LoadedVariant):
         return here
 
     def capturing(self) -> Callable[[], bool] | None:
-        """Return a function that checks whether the current stream is captured."""
         capturing: Callable[[], bool] = self._torch.cuda.is_current_stream_capturing
         return capturing
 
@@ -45,11 +43,6 @@ class DeviceVariant(LoadedVariant):
         """Return the only GPU, or that of the slot's weights.
 
         This thread's current device need not be the one that the server's threads have chosen.
-
-        Parameters
-        ----------
-        kind
-            Of variant, for the message.
 
         Raises
         ------

@@ -15,9 +15,7 @@ from retuned.runtime.core.grid import Grid, parse_grid
 from retuned.runtime.schema import Refused
 
 BLOCK = ("BLOCK_X", "BLOCK_Y", "BLOCK_Z")
-"""Parameters for the threads of a block, per dimension."""
 SHARED = "SHARED_BYTES"
-"""Parameter for the dynamic shared memory of a launch."""
 MAX_THREADS = 1024
 """Threads of a block on every GPU of both vendors."""
 WHOLE_WARPS = 32
@@ -36,22 +34,14 @@ _MAX_DEPTH = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchShape:
-    """Blocks, threads and shared memory of every launch of one variant."""
-
     axes: tuple[str, ...]
-    """Names of all axes."""
     block: tuple[int, int, int]
-    """Threads of a block."""
     shared_bytes: int
-    """Dynamic shared memory."""
     grid: Grid
-    """Expressions."""
     numbers: Mapping[str, int]
-    """Integer parameters."""
 
     @property
     def threads(self) -> int:
-        """Threads of a block in all."""
         return self.block[0] * self.block[1] * self.block[2]
 
     def grid_at(self, lengths: Sequence[int]) -> tuple[int, int, int]:

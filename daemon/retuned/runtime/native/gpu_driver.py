@@ -19,7 +19,6 @@ from typing import Any
 from retuned.runtime.schema import Refused
 
 Handle = ctypes.c_void_p
-"""Of a module, a kernel, a stream or a context."""
 
 _SHARED_WITHOUT_ASKING = 48 << 10
 """Bytes of dynamic shared memory above which NVIDIA's driver needs a function attribute."""
@@ -45,8 +44,6 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Interface:
-    """Names of the calls of one vendor's driver."""
-
     libraries: tuple[str, ...]
     prefix: str
     unload: str
@@ -90,10 +87,6 @@ class DriverFailed(Refused):
     ----------
     code
         Number of the error, the same for both vendors.
-    call
-        The call that returned it.
-    name
-        The driver's name of the error.
     """
 
     def __init__(self, code: int, *, call: str, name: str) -> None:

@@ -45,18 +45,10 @@ class GpuKernel:
     ----------
     image
         The object; the caller must have verified its digest.
-    entry
-        Kernel in it.
     params
         Parameters of the variant, including those of `gpu_bind`.
-    grid
-        Expressions of the launch grid.
     tensors
         Number of pointers: inputs, outputs, and scratch if there is one.
-    axes
-        Names of all axes in the definition's order.
-    driver
-        Of the device.
 
     Raises
     ------
@@ -115,10 +107,6 @@ class GpuKernel:
 
         Parameters
         ----------
-        pointers
-            Addresses on the device of inputs, outputs and scratch.
-        lengths
-            Length of every axis.
         stream
             The vendor's handle; 0 is the default stream.
 

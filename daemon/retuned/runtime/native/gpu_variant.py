@@ -29,8 +29,6 @@ class GpuVariant(DeviceVariant):
     ----------
     artifact
         Verified.
-    packed
-        The slot's packed weights.
 
     Raises
     ------
@@ -66,7 +64,6 @@ class GpuVariant(DeviceVariant):
 
     @property
     def scratch_floats(self) -> int:
-        """Workspace of one launch, in float32 elements."""
         return self._floats
 
     def hindrance(self, values: tuple[int, ...]) -> Ineligible | None:
@@ -78,7 +75,6 @@ class GpuVariant(DeviceVariant):
         return None
 
     def runner(self, values: tuple[int, ...]) -> Runner:
-        """Return a function that launches at these lengths."""
         try:
             self._kernel.grid_at(values)
         except Refused as error:  # these lengths can never be launched
@@ -107,7 +103,6 @@ class GpuVariant(DeviceVariant):
         return guarded
 
     def _stream_of(self) -> Callable[[], int]:
-        """Return a function that returns the handle of the current stream."""
         raw = getattr(self._torch._C, "_cuda_getCurrentRawStream", None)
         if raw is not None:
             return partial(raw, self._index)

@@ -25,9 +25,7 @@ class Detached(Protocol):
     """Both sides of a check of one launch, each in separate memory."""
 
     size: int
-    """Bytes that one side needs."""
     tensors: tuple[Tensor, ...]
-    """Tensors of the launch."""
 
     def copy(self) -> None:
         """Copy the memory of both sides, on the current stream, as it is before the launch."""
@@ -47,11 +45,7 @@ class Detached(Protocol):
 
 
 class Variant(Protocol):
-    """A loaded artifact."""
-
-    def launcher(self, key: Key) -> Launch:
-        """Return a function that launches at these lengths."""
-        ...
+    def launcher(self, key: Key) -> Launch: ...
 
     def checked_launcher(self, key: Key) -> Launch:
         """Return the same with outputs poisoned before, to detect unwritten elements."""

@@ -23,37 +23,23 @@ from retuned.runtime.core.grid import Grid, parse_grid
 from retuned.runtime.schema import DTYPES, Refused, Tensor
 
 MAX_BYTES = 2 << 30
-"""Maximum size of all blocks of one variant."""
 MAX_STREAMS = 8
 """Streams that get a block; the incumbent serves launches on others."""
 
 
 class Lane:
-    """One stream's block, and its lock."""
-
     __slots__ = ("block", "lock", "views")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         """Held from the first step of a launch to the last."""
         self.block: Tensor | None = None
-        """Bytes."""
         self.views: dict[Any, Any] = {}
         """Views of the block that launches have cached; dropped with it."""
 
 
 class Blocks:
-    """All blocks of one variant.
-
-    Parameters
-    ----------
-    torch
-        The server's module.
-    device
-        Device of the blocks.
-    limit_bytes
-        Maximum size of all blocks.
-    """
+    """All blocks of one variant."""
 
     def __init__(self, torch: Any, device: Any, *, limit_bytes: int = MAX_BYTES) -> None:  # noqa: ANN401
         self._torch = torch
@@ -165,11 +151,8 @@ def _holds(lane: Lane, size: int) -> bool:
 
 
 MAX_SCRATCH_BYTES = 2**30
-"""Maximum size of all named scratch of one launch."""
 MAX_WORKSPACES = 16
-"""Maximum number of named pieces of scratch."""
 MAX_RANK = 8
-"""Maximum number of dimensions of a piece."""
 _ITEM_BYTES = {
     "float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2,
     "float8_e4m3fn": 1, "float8_e4m3fnuz": 1, "int8": 1, "uint8": 1, "bool": 1,
@@ -180,18 +163,12 @@ _FIELDS = {"name", "dtype", "shape", "zeroed"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workspace:
-    """One named piece of scratch."""
-
     name: str
-    """Parameter that gets it."""
     dtype: str
-    """Element type without the ``torch.`` prefix."""
     zeroed: bool
     """Filled with zeros at the start of every launch."""
     shape: tuple[Grid, ...]
-    """One expression a dimension."""
     integers: Mapping[str, int]
-    """Integer params, for the expressions."""
 
     @property
     def item_bytes(self) -> int:
@@ -199,7 +176,6 @@ class Workspace:
 
     @property
     def names(self) -> frozenset[str]:
-        """Axes and params that the shape depends on."""
         return frozenset().union(*(each.names for each in self.shape))
 
     def shape_at(self, lengths: Mapping[str, int]) -> tuple[int, ...]:
@@ -239,10 +215,6 @@ def parse_workspaces(
     ----------
     declared
         One object a piece: ``name``, ``dtype``, ``shape`` and optionally ``zeroed``.
-    params
-        Of the variant; shapes may use its whole numbers.
-    axes
-        Names of all axes.
 
     Raises
     ------

@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 MAX_PENDING = 4096
 """Weights queued for packing; a later launch queues a weight again that did not fit."""
 MAX_PACKED_BYTES = 8 << 30
-"""Maximum memory of the packed copies of one slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +39,6 @@ class PackedWeights:
 
     Parameters
     ----------
-    limit_bytes
-        Maximum memory of the copies.
     served
         Returns the weights that this process serves with, of all slots.
     """
@@ -109,7 +106,6 @@ class PackedWeights:
             self._bytes += size
 
     def pack_pending(self) -> int:
-        """Pack queued weights; return how many copies were made."""
         made = 0
         for identity in list(self._pending):
             reference = self._pending.pop(identity, None)

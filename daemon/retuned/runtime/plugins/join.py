@@ -27,13 +27,10 @@ class Part:
     """A part of the runtime that is installed in addition to slots."""
 
     name: str
-    """For the log."""
     switch: str
     """Variable that skips it if set to ``off``."""
     needs: str
-    """Module that must be loaded first."""
     install: Callable[[Runtime], object]
-    """Installs it; its result is logged."""
     only_with: str = ""
     """Variable without which the module is never loaded, and is not waited for."""
 
@@ -63,7 +60,6 @@ def vllm_operators(runtime: Runtime) -> object:
 
 
 def sgl_kernel_operators(runtime: Runtime) -> object:
-    """Put slots behind the operators of SGLang's library of kernels."""
     from retuned.runtime.plugins.operators_table import SGL_KERNEL
 
     return runtime.override(*SGL_KERNEL)
@@ -95,12 +91,9 @@ PARTS = (
         sglang_operators,
     ),
 )
-"""Parts of a process that a plugin has attached to."""
 
 
 class PluginAttachment:
-    """The one attachment of this process by a plugin."""
-
     def __init__(self, parts: tuple[Part, ...] = PARTS) -> None:
         self._parts = parts
         self._done: set[str] = set()
@@ -115,7 +108,6 @@ class PluginAttachment:
 
     @property
     def runtime(self) -> Runtime | None:
-        """Runtime attached to this process; None before."""
         return self._runtime
 
     def join(self, *, arrived: str = "") -> Runtime | None:
@@ -197,7 +189,6 @@ def joined() -> Runtime | None:
 
 
 def _name() -> str:
-    """Return the name of the server, for people."""
     named = os.environ.get("RETUNED_SERVER", "")[:64]
     return named or next((each for each in ("vllm", "sglang") if each in sys.modules), "python")
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from retuned.runtime.torch_ops.binding import Binding, InputBinding, OutputBinding, View
 
 _EPSILON = 1e-6
-"""Epsilon of the catalog's normalisations."""
 _ROWS, _HEADS = View.ROWS, View.HEADS
 
 
@@ -163,7 +162,6 @@ SGL_KERNEL = (
         equal=(),
     ),
 )
-"""Of SGLang's library of kernels."""
 
 SGLANG = (
     _gated(

@@ -61,7 +61,6 @@ def _group(module: Any, function: str, name: str) -> dict[str, int]:  # noqa: AN
 
 
 def _whole(**values: object) -> dict[str, int]:
-    """Keep values that are valid numbers of processes; ignore others."""
     return {
         name: value for name, value in values.items() if type(value) is int and 0 <= value < _MOST
     }

@@ -104,7 +104,6 @@ def is_loaded(name: str) -> bool:
 
 
 def start() -> None:
-    """Attach when this process imports PyTorch; called by ``sitecustomize``."""
     if os.environ.get("RETUNED_RUNTIME", "").strip().lower() in _OFF:
         return
     if not os.environ.get("RETUNED_SOCKET_DIR"):

@@ -65,7 +65,6 @@ def check(folder: Path, max_bytes: int, *, now_s: float | None = None) -> None:
 
 
 def plain_path(folder: Path, name: str) -> Path:
-    """Return where the profiler writes before a file is complete."""
     return folder / f"{_PREFIX}{name}.json{_HIDDEN}"
 
 

@@ -24,14 +24,11 @@ _MARK = "_retuned_seam"
 
 
 class ProfilerOwnership:
-    """Owner of the profiler in this process."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._theirs: set[int] = set()
         self._ours: int | None = None
         self.wanted = threading.Event()
-        """Set while another user waits for the window to close."""
         self._closed = threading.Event()
         self._closed.set()
 
@@ -76,15 +73,7 @@ class ProfilerOwnership:
 
 
 def install(profiler: Any, turns: ProfilerOwnership) -> bool:  # noqa: ANN401 - torch.autograd.profiler
-    """Wrap a module's three functions; False if it does not have them, and is not changed.
-
-    Parameters
-    ----------
-    profiler
-        The module.
-    turns
-        Notified of other recordings.
-    """
+    """Wrap a module's three functions; False if it does not have them, and is not changed."""
     if any(not callable(getattr(profiler, name, None)) for name in (*_BEGINS, _ENDS)):
         return False
     there = getattr(getattr(profiler, _ENDS), _MARK, None)

@@ -61,7 +61,6 @@ class Recorder:
     def __init__(self, quiet: Quiet) -> None:
         self.turns = ownership.ProfilerOwnership()
         self.cost = Cost()
-        """Cost of the last window, written or not."""
         self._quiet = quiet
 
     def guard(self) -> bool:
@@ -96,7 +95,6 @@ class Recorder:
 
     @property
     def on_device(self) -> bool:
-        """Whether a recording includes a GPU."""
         torch = sys.modules.get("torch")
         return torch is not None and bool(torch.cuda.is_initialized())
 

@@ -19,15 +19,12 @@ MAX_PAUSE_S = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Frequency and length, which a server's owner may configure."""
-
     every_s: float = 90.0
     """From one window to the next, seconds, or longer if the budget requires it.
 
     Extended by up to a fifth at random, so that replicas do not coincide.
     """
     length_s: float = 0.2
-    """Longest recorded time, seconds."""
     budget_ratio: float = 0.01
     """Maximum share of all time for windows, including starting, stopping and writing."""
     folder_bytes: int = 256 << 20
@@ -78,8 +75,6 @@ def _number(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Cost of one window."""
-
     open_s: float = 0.0
     """Recorded time, seconds; all of it is charged, although the server continues during it."""
     beside_s: float = 0.0

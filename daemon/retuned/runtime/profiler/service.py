@@ -40,10 +40,6 @@ class Windows:
 
     Parameters
     ----------
-    folder
-        Where files are written.
-    rule
-        How often and how long.
     launched
         Returns a number that grows while the server works.
     quiet
@@ -89,7 +85,6 @@ class Windows:
         self._thread = thread
 
     def close(self) -> None:
-        """Take no more windows; an open one is closed and not written."""
         self._ended.set()
         self._recorder.turns.give_way(_CLOSE_S)
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -103,7 +98,6 @@ class Windows:
         self._recorder.turns.give_way(_FORK_S)
 
     def after_fork(self) -> None:
-        """Start over in a forked child: no thread, no counts."""
         profiler, turns = sys.modules.get("torch.autograd.profiler"), self._recorder.turns
         if profiler is not None:
             ownership.remove(profiler, turns)

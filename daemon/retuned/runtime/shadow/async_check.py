@@ -42,31 +42,18 @@ WEIGHTS_CHANGED = "weights-changed"
 
 
 class CheckedOrder(Protocol):
-    """The active order that a check belongs to."""
+    def trip(self, reason: str, detail: str) -> None: ...
 
-    def trip(self, reason: str, detail: str) -> None:
-        """Stop the order in this process immediately."""
-        ...
+    def count_error(self, error: Exception) -> None: ...
 
-    def count_error(self, error: Exception) -> None:
-        """Count a launch that raised."""
-        ...
-
-    def stands(self) -> bool:
-        """Whether it is still active and has not tripped."""
-        ...
+    def stands(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckSite:
-    """Launch that a check is for."""
-
     key: Key
-    """Lengths of the launch."""
     stratum: Stratum
-    """Its shape bucket."""
     sampler: Sampler
-    """Chooses the next."""
 
 
 @dataclass(slots=True)
@@ -79,7 +66,6 @@ class CheckInputs:
     before: list[Tensor] = field(default_factory=list)
     """Byte samples of the inputs before the launch."""
     forms: Sequence[tuple[ElementFormat, int]] = ()
-    """Element type and elements of each output."""
     timed: bool = False
     """Whether the spans are the incumbent's and the variant's."""
 
@@ -89,14 +75,6 @@ class Results:
 
     Parameters
     ----------
-    slot
-        Has the original.
-    order
-        Trips if a check fails.
-    judge
-        Judges the checks.
-    tolerance
-        Allowed difference.
     checks
         Pending checks; those of the process by default.
     """
@@ -148,11 +126,9 @@ class Results:
             self._order.trip(reason, f"{detail} at {at.stratum.ran} launches of {at.key}")
 
     def lost(self, check: PendingCheck, reason: str) -> None:
-        """Count a check without a result."""
         self._judge.stats.drop(reason)
 
     def stuck(self, check: PendingCheck, seconds: float) -> None:
-        """Count and report a check that does not complete."""
         self._judge.stats.drop(STUCK)
         log.error("%s: a check of %s does not complete", self._slot.spec.name, check.about.at.key)
 
@@ -166,8 +142,6 @@ INCUMBENT_FAILED = "incumbent-raised"
 
 
 class AsyncChecker(Results):
-    """Makes the checks of one order on a device."""
-
     # --- on the request path ----------------------------------------------------------------------
 
     def served(
@@ -338,7 +312,6 @@ class AsyncChecker(Results):
         inputs: tuple[Tensor, ...],
         others: tuple[Tensor, ...],
     ) -> None:
-        """Queue everything after the variant's launch."""
         ours = self._copies(check, output)
         if ours is None:
             return
@@ -369,7 +342,6 @@ class AsyncChecker(Results):
         served: Any,  # noqa: ANN401 - result of the original
         others: tuple[Tensor, ...],
     ) -> None:
-        """Queue everything after the original's launch."""
         theirs = self._copies(check, served)
         if theirs is None:
             return
@@ -397,7 +369,6 @@ class AsyncChecker(Results):
             self._abandon(check, FAILED, error)
 
     def _queue_both(self, check: PendingCheck, parts: Detached) -> None:
-        """Queue everything after the server's own launch."""
         device, about, reason = check.device, check.about, INCUMBENT_FAILED
         try:
             with device.aside(device.mark()):
@@ -426,7 +397,6 @@ class AsyncChecker(Results):
     def _send(
         self, check: PendingCheck, ours: Sequence[Tensor], theirs: Sequence[Tensor], changed: Tensor
     ) -> None:
-        """Queue the comparison and the copy of its numbers to the host."""
         device, about = check.device, check.about
         try:
             check_alike(ours, theirs)

@@ -44,25 +44,15 @@ class Checker:
 
     Parameters
     ----------
-    slot
-        Has the original.
     variant
         What runs, or is shadowed.
-    order
-        Trips if a check fails.
-    judge
-        Judges the checks.
     compare
         Compares outputs. Any function but `compare_tensors` compares synchronously; so does every
         function if there are more outputs than an asynchronous check supports.
-    tolerance
-        Allowed difference.
     keeper
         Makes copies; that of the process by default.
     checks
         Pending checks; those of the process by default.
-    device_of
-        Returns the device that a check can run on asynchronously.
     """
 
     def __init__(

@@ -25,10 +25,7 @@ _NEIGHBOURS_SHARE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Result of one check."""
-
     nonfinite: bool
-    """NaN or Inf do not agree."""
     ratio: float
     """Largest difference in units of the allowed difference; 0 if `nonfinite`."""
     rms_ratio: float = 0.0
@@ -40,7 +37,6 @@ Compare = Callable[[Sequence[Tensor], Sequence[Tensor], float], Comparison]
 
 
 def as_outputs(value: Any) -> tuple[Tensor, ...]:  # noqa: ANN401 - result of a kernel
-    """Return one or several outputs as a tuple."""
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
@@ -71,10 +67,7 @@ def compare_tensors(
 
 @dataclass(frozen=True, slots=True)
 class ElementFormat:
-    """Properties of an element type for a comparison."""
-
     floating: bool
-    """Whether its elements are real numbers."""
     bits: int
     eps: float = 0.0
     """Distance of 1 to the next number; 0 for integers."""
@@ -90,7 +83,6 @@ class ElementFormat:
 
 
 def form_of(torch: Any, tensor: Tensor) -> ElementFormat:  # noqa: ANN401 - the module
-    """Return the properties of a tensor's element type for a comparison."""
     if not tensor.is_floating_point():
         bits = 8 * tensor.element_size()
         return ElementFormat(floating=False, bits=bits, neighbours=tensor.dtype == torch.int8)
@@ -141,8 +133,6 @@ def float_comparison(
 
     Parameters
     ----------
-    largest
-        Largest absolute difference.
     beyond
         The same after subtracting what rounding to neighbours allows.
     rms, rms_off

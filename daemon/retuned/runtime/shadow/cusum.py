@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CusumRule:
-    """When to alarm."""
-
     slack: float
     """Rise that is not counted, in units of the spread."""
     threshold: float
@@ -60,7 +58,6 @@ class Cusum:
         self.score = 0.0
         """The sum; alarms at the rule's threshold."""
         self.mean = 0.0
-        """The learned mean."""
         self.spread = 1.0
         """The learned standard deviation, after the warm-up."""
 

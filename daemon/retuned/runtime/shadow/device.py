@@ -21,34 +21,26 @@ from retuned.runtime.shadow.fingerprints import glimpse
 from retuned.runtime.shadow.reduction import NUMBERS, measure
 
 PLACES = 8
-"""Pending checks of a device at a time."""
 MAX_OUTPUTS = 16
 """Outputs of a kernel whose checks run asynchronously."""
 ROW = 1 + NUMBERS * MAX_OUTPUTS
 """Numbers of one check: bytes of inputs that changed, then those of each output."""
 
 Mark = Any
-"""A moment on a stream."""
 
 
 class ShadowDevice(Protocol):
-    """One device and the stream of its checks."""
-
     def capturing(self) -> bool:
         """Whether a graph is being captured, on this stream or any other that is followed."""
         ...
 
-    def copy(self, tensor: Tensor) -> Tensor:
-        """Queue a copy on the current stream."""
-        ...
+    def copy(self, tensor: Tensor) -> Tensor: ...
 
     def glimpse(self, tensor: Tensor) -> Tensor:
         """Queue a copy of a bounded part of a tensor's bytes on the current stream."""
         ...
 
-    def form(self, tensor: Tensor) -> tuple[ElementFormat, int]:
-        """Return element type and elements of an output."""
-        ...
+    def form(self, tensor: Tensor) -> tuple[ElementFormat, int]: ...
 
     def version(self, tensor: Tensor) -> int | None:
         """Return PyTorch's count of writes to a tensor; None if it is not counted."""
@@ -74,9 +66,7 @@ class ShadowDevice(Protocol):
         """Queue the copy of the numbers to the host, into the row of a place."""
         ...
 
-    def received(self, count: int, *, place: int) -> list[float]:
-        """Return the numbers that have arrived in a row."""
-        ...
+    def received(self, count: int, *, place: int) -> list[float]: ...
 
     def arrived(self, mark: Mark) -> bool:
         """Whether a mark is reached; never waits."""
@@ -88,8 +78,6 @@ class ShadowDevice(Protocol):
 
 
 class DeviceOf(Protocol):
-    """Finds devices."""
-
     def __call__(self, inputs: tuple[Any, ...], *, dense: bool = True) -> ShadowDevice | None:
         """Return the device that a check of a launch can run on asynchronously.
 
@@ -99,15 +87,7 @@ class DeviceOf(Protocol):
 
 
 class TorchShadow:
-    """A GPU of the server's PyTorch.
-
-    Parameters
-    ----------
-    torch
-        The server's module.
-    index
-        Number of the device.
-    """
+    """A GPU of the server's PyTorch."""
 
     def __init__(self, torch: Any, index: int) -> None:  # noqa: ANN401 - the module
         self._torch = torch
@@ -119,7 +99,6 @@ class TorchShadow:
 
     @property
     def stream(self) -> Any:  # noqa: ANN401 - torch.cuda.Stream
-        """The checks' stream."""
         return self._stream
 
     def capturing(self) -> bool:
@@ -162,7 +141,6 @@ class TorchShadow:
         return total
 
     def send(self, numbers: Sequence[Tensor], *, place: int) -> None:
-        """Queue the copy of the numbers to pinned memory."""
         flat = self._torch.cat(list(numbers))
         self._rows[place, : flat.numel()].copy_(flat, non_blocking=True)
 

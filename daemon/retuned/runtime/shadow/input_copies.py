@@ -26,14 +26,9 @@ _MOST_BYTES = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class InputCopies:
-    """The inputs of one launch; those that vary are copies."""
-
     inputs: tuple[Tensor, ...]
-    """Inputs of the other kernel."""
     copied: tuple[int, ...]
-    """Positions of the copies."""
     size: int
-    """Bytes of the copies."""
 
     def restore(self, inputs: tuple[Tensor, ...]) -> None:
         """Write the copies back to the server's own inputs, which a kernel has changed."""
@@ -44,13 +39,7 @@ class InputCopies:
 
 
 class InputCopier:
-    """Makes copies within a budget.
-
-    Parameters
-    ----------
-    budget_bytes
-        Maximum bytes of copies at a time.
-    """
+    """Makes copies within a budget."""
 
     def __init__(self, budget_bytes: int = COPY_BYTES) -> None:
         self._budget_bytes = budget_bytes
@@ -59,12 +48,10 @@ class InputCopier:
 
     @property
     def budget_bytes(self) -> int:
-        """Maximum bytes of copies at a time."""
         return self._budget_bytes
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the current copies."""
         return self._held_bytes
 
     def take(self, size: int) -> bool:
@@ -76,7 +63,6 @@ class InputCopier:
             return True
 
     def give(self, size: int) -> None:
-        """Release bytes of the budget."""
         with self._lock:
             self._held_bytes -= size
 
@@ -92,8 +78,6 @@ class InputCopier:
         ----------
         inputs
             Of one launch. Objects other than plain tensors are passed on unchanged.
-        constant
-            Positions of the weights.
         """
         torch = sys.modules.get("torch")
         plain = () if torch is None else (torch.Tensor, torch.nn.Parameter)
@@ -118,13 +102,11 @@ class InputCopier:
         return InputCopies(tuple(made), copied, size)
 
     def release(self, kept: InputCopies | None) -> None:
-        """Release the budget of copies."""
         if kept is not None:
             self.give(kept.size)
 
 
 def bytes_of(tensors: Collection[Tensor]) -> int:
-    """Return the bytes of dense copies of tensors."""
     return sum(int(tensor.numel()) * int(tensor.element_size()) for tensor in tensors)
 
 
@@ -145,6 +127,5 @@ def budget_of(environment: Mapping[str, str]) -> int:
 
 
 KEEPER = InputCopier(budget_of(os.environ))
-"""The copier of this process."""
 
 os.register_at_fork(after_in_child=KEEPER.restart)

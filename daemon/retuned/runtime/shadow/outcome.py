@@ -40,8 +40,6 @@ class Judge:
     ----------
     order
         Tolerance, the incumbent's noise, rates and share of time.
-    clock
-        Monotonic seconds.
     """
 
     def __init__(self, order: Order, *, clock: Callable[[], float]) -> None:

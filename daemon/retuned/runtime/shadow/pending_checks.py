@@ -24,7 +24,6 @@ from retuned.runtime.shadow.input_copies import KEEPER, InputCopier
 log = logging.getLogger(__name__)
 
 STUCK_S = 30.0
-"""A check that has not completed after this time is reported."""
 IN_FLIGHT = "in-flight"
 """Reason code: the check was skipped because the maximum number is pending."""
 TOO_LARGE = "too-large"
@@ -40,15 +39,9 @@ Quiet = Callable[[], AbstractContextManager[Any]]
 
 
 class CheckOwner(Protocol):
-    """Receiver of a check's result."""
+    def arrived(self, check: PendingCheck) -> None: ...
 
-    def arrived(self, check: PendingCheck) -> None:
-        """Handle the numbers of a completed check."""
-        ...
-
-    def lost(self, check: PendingCheck, reason: str) -> None:
-        """Handle a check that will not complete."""
-        ...
+    def lost(self, check: PendingCheck, reason: str) -> None: ...
 
     def stuck(self, check: PendingCheck, seconds: float) -> None:
         """Handle, once, a check that has not completed for a long time."""
@@ -57,15 +50,10 @@ class CheckOwner(Protocol):
 
 @dataclass(slots=True)
 class PendingCheck:
-    """One check."""
-
     device: ShadowDevice
     place: int
-    """Row of its numbers."""
     fold: CheckOwner
-    """Receiver of the result."""
     about: Any
-    """Data that the receiver needs to judge it."""
     size: int = 0
     """Bytes reserved in the budget."""
     held: list[Any] = field(default_factory=list)
@@ -77,13 +65,10 @@ class PendingCheck:
     spans: list[tuple[Mark, Mark]] = field(default_factory=list)
     """Start and end of each timed interval."""
     numbers: list[float] = field(default_factory=list)
-    """The received numbers."""
     spans_ns: list[int] = field(default_factory=list)
-    """Device time of each interval."""
     since_s: float = 0.0
     """Start, monotonic seconds."""
     told: bool = False
-    """Whether it was reported as stuck."""
 
 
 class Checks:
@@ -95,8 +80,6 @@ class Checks:
         Pending checks at a time, per device.
     keeper
         Has the budget of bytes.
-    clock
-        Monotonic seconds.
     """
 
     def __init__(
@@ -173,7 +156,6 @@ class Checks:
             self._settling.release()
 
     def state(self) -> Mapping[str, int]:
-        """Return how many are pending and stuck, and their bytes."""
         taken = list(self._taken)
         return {
             "in_flight": len(taken),
@@ -188,7 +170,6 @@ class Checks:
         self._taken = []
 
     def _is_back(self, check: PendingCheck) -> bool:
-        """Query the device, and read the result."""
         if check.end is None:
             return False  # its thread has not queued it yet
         try:
@@ -233,6 +214,5 @@ class Checks:
 
 
 CHECKS = Checks()
-"""Pending checks of this process."""
 
 os.register_at_fork(after_in_child=CHECKS.abandon)

@@ -21,7 +21,6 @@ class Rates:
     """One check in a number of launches, by age."""
 
     first: int
-    """Initial number."""
     later: tuple[tuple[float, int], ...] = ()
     """(age in seconds, one check in this many launches from then on), rising ages."""
 
@@ -48,8 +47,6 @@ class Cost:
     ----------
     share
         Maximum time of checks as a share of elapsed time; 1 is no limit.
-    clock
-        Monotonic seconds.
     """
 
     __slots__ = ("_clock", "_lock", "_share", "_since_s", "_spent_s", "throttled")

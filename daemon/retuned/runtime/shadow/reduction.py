@@ -24,14 +24,11 @@ from retuned.runtime.shadow.comparison import (
 NUMBERS = 8
 """Numbers of one output, float64."""
 PART = 1 << 22
-"""Elements compared at a time."""
 _FORBIDDEN = "the server's output and the other kernel's differ in number, shape or element type: "
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Reduced numbers of one output."""
-
     odd: int
     """Elements where NaN or Inf do not agree."""
     finite: int
@@ -45,15 +42,11 @@ class Measured:
     beyond: float
     """The same after subtracting what rounding to neighbours allows; at least 0."""
     mismatched: int
-    """Elements over the allowed difference."""
     unequal: int
-    """Elements that are not the same number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One check of all outputs."""
-
     comparison: Comparison
     """Same result as `compare_tensors`."""
     mismatched: int
@@ -83,8 +76,6 @@ def measure(torch: Any, ours: Tensor, theirs: Tensor, tolerance: float) -> Tenso
 
     Parameters
     ----------
-    torch
-        The server's module.
     ours, theirs
         Of one shape and element type; `theirs` is the incumbent's.
     tolerance
@@ -159,8 +150,6 @@ def judged(
         Element type and elements of each output.
     numbers
         `NUMBERS` for each, in the same order.
-    tolerance
-        The tolerance of the measurement.
 
     Raises
     ------

@@ -47,10 +47,7 @@ _EWMA_WEIGHT = 0.05
 
 @dataclass(slots=True)
 class Stratum:
-    """One shape bucket under one order."""
-
     ran: int = 0
-    """Launches that ran the variant."""
     held: int = 0
     """Launches that a canary's fraction left to the original."""
     check_at: int = 0
@@ -60,7 +57,6 @@ class Stratum:
     since_s: float = 0.0
     """First launch of the bucket, monotonic seconds."""
     checks: int = 0
-    """Launches compared."""
     step_checks: int = 0
     """Of those, since the last change of the fraction."""
     decay: Cusum = field(default_factory=lambda: Cusum(DECAY))
@@ -83,8 +79,6 @@ class Sampler:
         One check in this many launches, per bucket; by the bucket's age if there are several.
     random_source
         Unpredictable for a kernel by default; a seeded one in tests.
-    clock
-        Monotonic seconds.
     """
 
     def __init__(
@@ -108,7 +102,6 @@ class Sampler:
         return known
 
     def strata(self) -> dict[Key, Stratum]:
-        """Return the buckets that have occurred."""
         return self._strata.copy()
 
     def advance(self, stratum: Stratum) -> None:
@@ -121,16 +114,12 @@ class Sampler:
                 return
 
     def ran(self) -> int:
-        """Return the launches of all buckets."""
         return sum(stratum.ran for stratum in self._strata.copy().values())
 
 
 @dataclass(slots=True)
 class Stats:
-    """Totals of one order."""
-
     checks: int = 0
-    """Launches compared."""
     mismatches: int = 0
     """Checks over the allowed difference, or with an input changed."""
     nonfinite: int = 0
@@ -139,7 +128,6 @@ class Stats:
     mean_ratio: float = 0.0
     """Exponentially weighted mean of the ratio over about the last 20 checks."""
     errors: int = 0
-    """Launches that raised."""
     ineligible: dict[str, int] = field(default_factory=dict)
     """Launches within the guard that the variant could not take, by reason."""
     mismatched: int = 0
@@ -150,7 +138,6 @@ class Stats:
     """Held to write; checks and errors are rare."""
 
     def check(self, comparison: Comparison) -> None:
-        """Add one check."""
         with self.lock:
             self.checks += 1
             if comparison.nonfinite:
@@ -163,17 +150,14 @@ class Stats:
             self.mean_ratio += step if first else _EWMA_WEIGHT * step
 
     def error(self) -> int:
-        """Count a launch that raised; return how many there are."""
         with self.lock:
             self.errors += 1
             return self.errors
 
     def drop(self, reason: str) -> None:
-        """Count a check that was not made, or has no result."""
         with self.lock:
             self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
     def skip(self, reason: str) -> None:
-        """Count a launch that the variant could not take."""
         with self.lock:
             self.ineligible[reason] = self.ineligible.get(reason, 0) + 1

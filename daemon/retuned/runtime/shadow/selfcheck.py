@@ -20,7 +20,6 @@ from retuned.runtime.schema import Key, Refused, Spec, Tensor, TensorSpec, Value
 from retuned.runtime.shadow.sampler import Compare, as_outputs, fingerprint
 
 MAX_SHAPES = 6
-"""Maximum number of checked shapes, the most frequent first."""
 MAX_CHECK_BYTES = 256 << 20
 """Maximum bytes of activations and outputs of a checked shape.
 

@@ -32,12 +32,8 @@ class View(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputBinding:
-    """An input of the definition."""
-
     name: str
-    """In the definition."""
     argument: str
-    """Of the operator."""
     shape: tuple[str, ...]
     """Axis names, outermost first."""
     view: View = View.EXACT
@@ -50,16 +46,11 @@ class InputBinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputBinding:
-    """An output of the definition."""
-
     name: str
-    """In the definition."""
     argument: str = ""
     """Argument of the operator that is written; empty if the operator returns a new tensor."""
     shape: tuple[str, ...]
-    """Axis names, outermost first."""
     view: View = View.EXACT
-    """How the lengths of the argument map to them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +66,10 @@ class Binding:
     template: str
     """Name of a definition, constant axes in braces, and ``{form}``."""
     axes: tuple[str, ...]
-    """Axes in the definition's order."""
     variable: tuple[str, ...]
     """Axes whose length each launch sets."""
     inputs: tuple[InputBinding, ...]
-    """In the definition's order."""
     outputs: tuple[OutputBinding, ...]
-    """In the definition's order."""
     sized: tuple[tuple[str, str], ...] = ()
     """(axis, argument) where a number is a length."""
     equal: tuple[tuple[str, object], ...] = ()
@@ -89,7 +77,6 @@ class Binding:
 
     @property
     def in_place(self) -> frozenset[str]:
-        """Arguments that are read and written."""
         return frozenset(each.argument for each in self.inputs) & frozenset(
             each.argument for each in self.outputs
         )
@@ -123,13 +110,6 @@ class Binding:
         self, shapes: Mapping[str, Sequence[int]], values: Mapping[str, object]
     ) -> dict[str, int]:
         """Return the length of every axis.
-
-        Parameters
-        ----------
-        shapes
-            Of the tensors among the arguments, by name.
-        values
-            Of all other arguments, by name.
 
         Raises
         ------

@@ -30,8 +30,6 @@ class OperatorSlot(Slot):
 
     Parameters
     ----------
-    spec
-        Definition.
     original
         The operator's kernel, as a function of the definition's inputs.
     into
@@ -64,7 +62,6 @@ class Plan:
     """How the arguments of a launch of certain lengths become tensors of the definition."""
 
     inputs: tuple[Target, ...]
-    """In the definition's order."""
     outputs: tuple[Target | None, ...]
     """In the definition's order; None for results that the operator returns."""
     input_bytes: tuple[int, ...]
@@ -81,8 +78,6 @@ class Plan:
 
 
 class Frame:
-    """One running launch."""
-
     __slots__ = (
         *("args", "done", "failure", "inputs", "keyset", "outputs", "raw"),
         *("_free", "_plan", "_untouched"),
@@ -106,9 +101,7 @@ class Frame:
         self.raw: Any = None
         """Result of the operator, once it has run on the arguments."""
         self.done = False
-        """Whether it has run."""
         self.failure: BaseException | None = None
-        """Exception that it raised."""
         self._free = [
             (own, size)
             for own, size, both in zip(self.outputs, plan.output_bytes, in_place, strict=True)
@@ -121,7 +114,6 @@ class Frame:
         return self._untouched and all(a is b for a, b in zip(inputs, self.inputs, strict=False))
 
     def serve(self, call: Call) -> None:
-        """Run the original on the arguments."""
         self._untouched = False
         self._free.clear()
         try:

@@ -102,8 +102,6 @@ class _Family:
 
 
 class TorchOps:
-    """The operators of one runtime."""
-
     def __init__(self) -> None:
         self._families: dict[str, _Family] = {}
         self._libraries: dict[str, Any] = {}

@@ -224,12 +224,10 @@ memory. A server has about a dozen.
 
 
 def owned() -> list[Override]:
-    """Return the overridden operators of this process."""
     return list(_OWNED.values())
 
 
 def _new_lock() -> None:
-    """Replace the lock that another thread of the parent may have held at the fork."""
     global _LOCK
     _LOCK = threading.RLock()
 
@@ -239,13 +237,6 @@ os.register_at_fork(after_in_child=_new_lock)
 
 class Arguments:
     """Positions of an operator's arguments.
-
-    Parameters
-    ----------
-    binding
-        Meaning of the arguments.
-    schema
-        Of the operator.
 
     Raises
     ------
@@ -268,19 +259,16 @@ class Arguments:
         ]
         tensors = {index for index, _ in (*self._inputs, *self._outputs)}
         self.values = tuple(index for index in range(len(self._all)) if index not in tensors)
-        """Positions of the numbers."""
         self.shown = tuple(place[name] for name in binding.shown())
         """Positions of the tensors that distinguish launches."""
         self.typed = next(index for index, each in self._inputs if not each.dtype)
         """Position of the tensor whose element type is the form's."""
         self.weight = next((index for index, each in self._inputs if each.constant), None)
-        """Position of the first weight."""
         self.varied = any(each.has_default_value() or each.kwarg_only for each in self._all)
         """Whether calls may omit or name arguments."""
         self._in_place = binding.in_place
         self._both = tuple(each.argument in self._in_place for each in binding.outputs)
         self.bound = self._inputs, self._outputs
-        """Positions of the definition's tensors."""
 
     def _check(self) -> None:
         """Check that every tensor of the operator is bound, and every written one is an output."""
@@ -306,7 +294,6 @@ class Arguments:
             raise Refused("binding-invalid", detail=f"{binding.operator}: {found}")
 
     def caller(self, boxed: Body) -> Call:
-        """Return a function that calls a kernel with every argument."""
         count, names = self._positional, self._names[self._positional :]
         if not names:
             return lambda keyset, args: boxed(keyset, *args)
@@ -337,7 +324,6 @@ class Arguments:
         return shapes, {names[index]: args[index] for index in self.values}
 
     def dtype_of(self, args: Sequence[Any]) -> str:
-        """Return the element type of the form."""
         return str(args[self.typed].dtype).removeprefix("torch.")
 
     def frame(self, plan: Plan, keyset: Keyset, args: Sequence[Any]) -> Frame:
@@ -345,14 +331,12 @@ class Arguments:
         return Frame(plan, keyset, args, in_place=self._both)
 
     def outputs(self, own: Sequence[Tensor | None], raw: Any) -> Any:  # noqa: ANN401
-        """Return the definition's outputs, after the operator has run."""
         results = [] if raw is None else list(as_outputs(raw))
         fresh = iter([r for r, at in zip(results, self._returns, strict=True) if at is None])
         made = tuple(next(fresh) if each is None else each for each in own)
         return made[0] if len(made) == 1 else made
 
     def answer(self, args: Sequence[Any], outputs: Sequence[Tensor]) -> Any:  # noqa: ANN401
-        """Return what the operator would have returned."""
         if not self._returns:
             return None
         fresh = iter([v for v, (at, _) in zip(outputs, self._outputs, strict=True) if at is None])
@@ -388,8 +372,6 @@ class Arguments:
 
 
 def plan_of(arguments: Arguments, lengths: Mapping[str, int], args: Sequence[Any]) -> Plan:
-    """Return how launches like this one become tensors of the definition."""
-
     def target(index: int, each: InputBinding | OutputBinding) -> Target:
         return index, tuple(lengths[axis] for axis in each.shape)
 

@@ -40,7 +40,6 @@ log = logging.getLogger(__name__)
 MAX_SEATS = 8192
 """Launches distinguished by lengths and numbers; beyond it the cache of an operator is cleared."""
 MAX_SLOTS = 64
-"""Definitions of one operator."""
 MAX_FAULTS = 3
 """Failures of Retuned, not of a variant, before an operator forwards everything to the original."""
 
@@ -56,22 +55,11 @@ _NOBODY: _Nobody = (None, None, None, None)
 
 
 class _Here(local):
-    """The running launch of this thread."""
-
     frame: Frame | None = None
 
 
 class BoundOperator:
     """One operator at one key, with a slot per definition of its launches.
-
-    Parameters
-    ----------
-    binding
-        Meaning of its arguments.
-    key
-        Of the dispatcher.
-    adopt
-        Puts a new slot under control.
 
     Raises
     ------
@@ -99,7 +87,6 @@ class BoundOperator:
         self.override = Override(operator, key, self._body)
 
     def state(self) -> dict[str, Any]:
-        """Return the state of the operator and its launches, for the daemon."""
         state = "on" if self.override.active else "overridden-since"
         return {
             "operator": self.binding.operator,
@@ -213,7 +200,6 @@ class BoundOperator:
     # --- slots ------------------------------------------------------------------------------------
 
     def _seat(self, keyset: Keyset, args: tuple[Any, ...]) -> Seat | None:
-        """Return the entry of a launch; None if it matches no definition."""
         identity = self._identity()(args)
         reason = self._passing.get(identity)
         if reason is None:
@@ -336,7 +322,6 @@ class Operators:
         self.renew()
 
     def renew(self) -> None:
-        """Replace the lock that another thread of the parent may have held at the fork."""
         self._lock = threading.Lock()
 
     def install(self, bindings: Sequence[Binding]) -> dict[str, str]:
@@ -357,7 +342,6 @@ class Operators:
         return states
 
     def states(self) -> list[dict[str, Any]]:
-        """Return the state of each operator, for the daemon."""
         refused = [
             {"operator": operator, "key": key, "state": reason}
             for (operator, key), reason in list(self._refused.items())

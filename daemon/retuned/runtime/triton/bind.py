@@ -36,14 +36,10 @@ class Binding:
     constants: tuple[tuple[int, int | str], ...]
     """(position among the parameters, value)."""
     scratch_at: int | None
-    """Position of the workspace."""
     options: Mapping[str, int]
-    """For the compiler."""
     grid: Grid
     axis_names: tuple[str, ...]
-    """All axes of the definition."""
     integers: Mapping[str, int]
-    """Integer params, for the grid."""
 
     @property
     def runtime_axes(self) -> tuple[str, ...]:
@@ -119,18 +115,8 @@ def bind(
 
     Parameters
     ----------
-    signature
-        Of the checked source.
-    params
-        Parameters of the variant, including launch options.
-    grid
-        Expressions.
     tensors
         Names of inputs, then outputs.
-    axes
-        Names of all axes.
-    scratch_bytes
-        Workspace of a launch.
 
     Raises
     ------

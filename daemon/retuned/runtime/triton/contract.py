@@ -69,7 +69,6 @@ BUILTINS = frozenset(("range", "min", "max", "float", "int", "bool", "len", "abs
 """Python names that Triton supports."""
 
 DECORATOR = ("triton", "jit")
-"""The only allowed decorator."""
 
 
 _MODULES = {"tl": LANGUAGE, "triton": HOST, "libdevice": LIBDEVICE}
@@ -110,10 +109,6 @@ class DeviceCheck:
 
     Parameters
     ----------
-    constants
-        Constants of the file.
-    functions
-        Functions of the file.
     node
         The function; its header has been checked.
     imported
@@ -289,9 +284,7 @@ class KernelSignature:
 
     entry: str
     parameters: tuple[Parameter, ...]
-    """Parameters of the entry, in order."""
     functions: tuple[str, ...]
-    """Every function of the file, in order."""
 
 
 def check_source(text: str, *, entry: str) -> KernelSignature:
@@ -301,8 +294,6 @@ def check_source(text: str, *, entry: str) -> KernelSignature:
     ----------
     text
         The file; none of it is executed.
-    entry
-        Function to launch.
 
     Raises
     ------

@@ -23,7 +23,6 @@ _FRACTION_BITS = 3
 Module = Any
 """NumPy, or Triton's interpreter, which imports it: nothing is imported before it is needed."""
 Numbers = Any
-"""A NumPy array."""
 Handle = Any
 """A `TensorHandle`: a NumPy array and Triton's type of its elements."""
 

@@ -60,18 +60,8 @@ class TritonKernel:
     ----------
     source
         Text of the file; checked here again.
-    entry
-        Function to launch.
-    params
-        Parameters of the variant.
-    grid
-        Expressions of the launch grid.
     tensors
         Names of inputs, then outputs, in the definition's order.
-    axes
-        Names of all axes in the definition's order.
-    scratch_bytes
-        Workspace of one launch.
     shipped
         Compiled code delivered with the artifact; None where there is none, as in the lab.
 
@@ -127,8 +117,6 @@ class TritonKernel:
         ----------
         tensors
             Inputs then outputs: contiguous, 16-byte aligned, all on one device.
-        lengths
-            Length of every axis.
 
         Raises
         ------
@@ -179,10 +167,6 @@ class TritonKernel:
 
         Parameters
         ----------
-        lengths
-            Length of every axis.
-        dtypes
-            Element types of the tensors.
         load
             Whether to load the binary too, so that too much shared memory is detected now.
 
@@ -209,8 +193,6 @@ class TritonKernel:
         ----------
         target
             A ``triton.backends.compiler.GPUTarget``.
-        lengths
-            Length of every axis.
         dtypes
             Element types of inputs, then outputs.
 
@@ -380,7 +362,6 @@ class TritonSteps:
         return self.kernels[0].interpreted
 
     def is_prepared(self, lengths: Sequence[int], *, device: Any) -> bool:  # noqa: ANN401 - torch.device
-        """Whether launches at these lengths would run without compiling."""
         return all(kernel.is_prepared(lengths, device=device) for kernel in self.kernels)
 
     def prepare(self, lengths: Sequence[int], *, dtypes: Sequence[str], device: Any) -> None:  # noqa: ANN401 - torch.device
@@ -388,12 +369,8 @@ class TritonSteps:
 
         Parameters
         ----------
-        lengths
-            Length of every axis.
         dtypes
             Element types of inputs, then outputs.
-        device
-            Where it will run.
 
         Raises
         ------

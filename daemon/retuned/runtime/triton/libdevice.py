@@ -17,19 +17,11 @@ _WIDE = ("fp32", "fp64")
 _HOME = "triton.language.extra.libdevice"
 
 Module = Any
-"""NumPy, or Triton's interpreter, which imports it."""
 Numbers = Any
-"""A NumPy array."""
 
 
 def mend_libdevice(interpreter: Module) -> None:
-    """Make the functions that the contract allows compute in the interpreter; idempotent.
-
-    Parameters
-    ----------
-    interpreter
-        ``triton.runtime.interpreter``.
-    """
+    """Make the functions that the contract allows compute in the interpreter; idempotent."""
     from triton.language.extra import libdevice
 
     for name, compute in _functions(interpreter.np).items():
@@ -63,8 +55,6 @@ def _computing(
 
 
 def _functions(np: Module) -> Mapping[str, Callable[..., Numbers]]:
-    """Return the NumPy function of each name."""
-
     def away(x: Numbers) -> Numbers:
         return np.copysign(np.floor(np.abs(x.astype(np.float64)) + 0.5), x)
 

@@ -25,8 +25,6 @@ Declared = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundStep:
-    """One launch, checked and bound."""
-
     entry: str
     grid: tuple[str, ...]
     params: Mapping[str, int | str]
@@ -37,16 +35,11 @@ class BoundStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """All launches of a variant."""
-
     steps: tuple[BoundStep, ...]
-    """In order."""
     scratch: tuple[Workspace, ...]
     axes: tuple[str, ...]
-    """All axes of the definition."""
 
     def specialisation(self, lengths: Sequence[int]) -> tuple[int, ...]:
-        """Return what the compiled code of any step depends on."""
         return tuple(n for step in self.steps for n in step.binding.specialisation(lengths))
 
     def sizes_at(self, lengths: Sequence[int]) -> list[int]:
@@ -81,19 +74,11 @@ def plan_launches(
 
     Parameters
     ----------
-    source
-        Text of the file.
     entry, grid
         Of the single launch if there are no steps. With steps, the entry is that of the first step,
         and the grid is empty.
-    params
-        Of the variant.
     tensors
         Names of inputs, then outputs.
-    axes
-        Names of all axes.
-    scratch_bytes
-        Unnamed workspace of a single launch.
     steps
         ``entry``, ``grid`` and optionally ``params`` of each launch.
     scratch
@@ -130,8 +115,6 @@ def plan_launches(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
-    """A launch as it is declared."""
-
     entry: str
     grid: tuple[str, ...]
     own: Mapping[str, int | str]

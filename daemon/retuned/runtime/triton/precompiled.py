@@ -51,7 +51,6 @@ class Tally:
     shipped: int = 0
     """Delivered with the artifact, and loaded unchanged."""
     compiled_here: int = 0
-    """Compiled in this process."""
     cached: int = 0
     """Found in Triton's own cache, on disk or in memory."""
 
@@ -185,8 +184,6 @@ def arch_of(target: Any) -> str:  # noqa: ANN401 - triton's GPUTarget
 
 
 class _CacheQueries:
-    """Cache queries of one compilation."""
-
     def __init__(self, *, may: bool) -> None:
         self.may = may
         self.watched = False

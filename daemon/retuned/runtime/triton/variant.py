@@ -46,8 +46,6 @@ class TritonVariant(DeviceVariant):
     ----------
     artifact
         Verified.
-    packed
-        The slot's packed weights.
 
     Raises
     ------
@@ -135,12 +133,10 @@ class TritonVariant(DeviceVariant):
         return loaded
 
     def counts(self) -> dict[str, int]:
-        """Return where its code came from."""
         return self.shipped.tally.as_json()
 
     @property
     def pending(self) -> int:
-        """Compilations that launches wait for."""
         return len(self._pending)
 
     def prepare_pending(self) -> int:
@@ -168,7 +164,6 @@ class TritonVariant(DeviceVariant):
         self._codes.add(self._kernel.plan.specialisation(values))
 
     def _prepare_blocks(self) -> int:
-        """Allocate the scratch that a launch waits for."""
         try:
             return 0 if self._blocks is None else self._blocks.serve()
         except Refused as error:
@@ -180,7 +175,6 @@ class TritonVariant(DeviceVariant):
         return self._runner(values, poisoned=False)
 
     def checked_runner(self, values: tuple[int, ...]) -> Runner:
-        """Return the same, with scratch poisoned before each launch."""
         return self._runner(values, poisoned=True)
 
     def _runner(self, values: tuple[int, ...], *, poisoned: bool) -> Runner:

@@ -28,7 +28,6 @@ from retuned.runtime.tuned_files.table_formats import read_results
 log = logging.getLogger(__name__)
 
 SHOWN = 8
-"""Mismatches that are reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,6 @@ def prepare(order: TunedOrder) -> Prepared:
 
 
 def plan_for(order: TunedOrder, server: Server) -> Plan:
-    """Return the plan of an order for the file that a server reads."""
     data = _bytes_of(server.source, server.target)
     return plan(server.target.name, data, order.change)
 

@@ -36,7 +36,6 @@ from retuned.runtime.tuned_files.table_formats import (
 MOE_VLLM, MOE_SGLANG, AITER, TUNABLE_OP = FORMATS = (
     *("moe-vllm", "moe-sglang", "aiter", "tunable-op"),
 )
-"""Formats of files."""
 MAX_NEW_ROWS = 256
 _MAX_RANGES = 64
 _MAX_DEFAULTS = 1024
@@ -51,11 +50,9 @@ class Change:
     """What must be picked for some batch sizes; every field is checked."""
 
     format: str
-    """One of `FORMATS`."""
     guard: Guard = ()
     """Batch sizes that may change; empty for TunableOp, whose rows are matched exactly."""
     rows: tuple[Any, ...]
-    """New rows, as the format has them."""
     defaults: tuple[Run, ...] = ()
     """What the server picks without a file."""
     rule: str = ""
@@ -69,9 +66,7 @@ class Plan:
     """New content of a file, and how to verify that a server uses it."""
 
     data: bytes
-    """The whole new file."""
     rows: tuple[str, ...]
-    """Changed rows, for people."""
     inside: Mapping[Hashable, Any]
     """Guarded batch sizes (or keys) to check, with what must be picked."""
     outside: Mapping[Hashable, Any]
@@ -117,12 +112,8 @@ def plan(name: str, data: bytes | None, change: Change) -> Plan:
 
     Parameters
     ----------
-    name
-        For messages.
     data
         What the server reads now; None if there is no file.
-    change
-        The change.
 
     Raises
     ------
@@ -217,7 +208,6 @@ def _plan_table(table: Table, change: Change) -> Plan:
 def _table_probes(
     table: Table, shape: Row, guard: Guard, chain: Chain, written: set[int], *, inside: bool
 ) -> dict[Hashable, Any]:
-    """Return what is picked around every written row."""
     rows = {int(r[table.m]): r for r in table.rows if table.shape_of(r) == shape}
     ends = written | {m for ends in guard for m in ends}
     near = {m for end in ends for m in (end - 1, end, end + 1) if 1 <= m <= 2 * TOP}

@@ -32,10 +32,7 @@ _FIELDS = {"order": str, "epoch": int, "who": str, "when": str, "after": str}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileChange:
-    """One change of a file."""
-
     order: str
-    """Id of the order."""
     epoch: int
     """Its epoch among the orders for this file; 0 for a person's."""
     who: str
@@ -45,9 +42,7 @@ class FileChange:
     before: str | None
     """Digest of the previous bytes; None if there was no file."""
     after: str
-    """Digest of the written bytes."""
     rows: tuple[str, ...] = ()
-    """What was changed, for people."""
 
 
 def read_file(path: Path, *, limit: int = MAX_FILE_BYTES) -> bytes | None:
@@ -104,8 +99,6 @@ def replace(path: Path, data: bytes, *, expected: bytes | None, entry: FileChang
     ----------
     path
         Its folder must exist.
-    data
-        New bytes.
     expected
         Current bytes; None expects no file.
     entry
@@ -146,8 +139,6 @@ def restore(path: Path, *, order: str) -> bool:
 
     Parameters
     ----------
-    path
-        The file.
     order
         The order that made it; a change of another order is not rolled back.
 

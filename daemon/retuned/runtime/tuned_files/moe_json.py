@@ -27,7 +27,6 @@ VERSION_KEY = "triton_version"
 MAX_ROWS = 1024
 """Maximum rows of a file; the longest shipped one has 37."""
 MAX_PARAMETERS = 64
-"""Maximum parameters of a row."""
 _MAX_NUMBER = 2**31
 _M = re.compile(r"[1-9][0-9]{0,9}\Z")
 _PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z")
@@ -49,10 +48,7 @@ class _Member:
 
 @dataclass(frozen=True, slots=True)
 class MoeFile:
-    """A parsed file."""
-
     rows: Rows
-    """Batch sizes in file order."""
     version: str | None
     """Its Triton version; None if it has none."""
     members: tuple[_Member, ...] = ()
@@ -65,10 +61,6 @@ def read_moe(name: str, data: bytes, *, version_key: bool) -> MoeFile:
 
     Parameters
     ----------
-    name
-        For messages.
-    data
-        Its bytes.
     version_key
         Whether the server removes ``triton_version`` from it.
 
@@ -118,8 +110,6 @@ def write_moe(file: MoeFile | None, rows: Rows) -> bytes:
     ----------
     file
         The parsed file; None creates a new file.
-    rows
-        All rows, in order.
     """
     if file is None:
         body = {str(m): dict(config) for m, config in rows}
@@ -162,7 +152,6 @@ def _joined(head: str, members: Sequence[_Member], tail: str) -> bytes:
 
 
 def _rendered(key: str, config: Config, like: str) -> str:
-    """Format a row like a neighbouring row."""
     colon_at = like.index(":")
     gap = like[colon_at : len(like) - len(like[colon_at + 1 :].lstrip())]
     style = _STYLE.search(like[like.index("{") :])

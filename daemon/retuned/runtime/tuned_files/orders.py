@@ -22,18 +22,13 @@ _MAX_OLDER = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunedOrder:
-    """One epoch of one file."""
-
     id: str
     """Identity; executing the same id twice has the same effect as once."""
     kind: str
-    """``swap`` or ``rollback``."""
     undoes: str
     """Id of the swap that a rollback undoes; empty for a swap."""
     definition: str
-    """Kernel that it is for, as the daemon names it."""
     target: str
-    """Server that it is for."""
     who: str
     """For the provenance: a daemon's or a person's name."""
     when: str

@@ -21,7 +21,6 @@ from retuned.runtime.tuned_files.moe_json import Config, Rows, same
 from retuned.runtime.tuned_files.strict import MAX_M
 
 MAX_ADDED = 256
-"""Maximum rows that one change may write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +35,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """A table that changes nothing outside its guard."""
-
     rows: Rows
     """The whole table, in file order."""
     pins: tuple[int, ...]
     """Rows that keep earlier picks."""
     before: tuple[Run, ...]
-    """What was picked."""
     after: tuple[Run, ...]
-    """What is picked with `rows`."""
 
 
 Guard = tuple[tuple[int, int], ...]
@@ -82,7 +77,6 @@ def picked(runs: Sequence[Run], m: int) -> Config:
 
 
 def joined(runs: Iterable[Run]) -> tuple[Run, ...]:
-    """Merge neighbours with the same parameters."""
     found: list[Run] = []
     for run in runs:
         if found and same(found[-1].config, run.config) and found[-1].last + 1 == run.first:
@@ -97,13 +91,9 @@ def pin(old: Rows, new: Rows, *, guard: Guard, defaults: Sequence[Run] = ()) -> 
 
     Parameters
     ----------
-    old
-        Rows of the file; none if there is no file.
     new
         New rows, each inside the guard; every range of the guard has at least one. Inside a range
         the nearest new row is picked.
-    guard
-        Batch sizes to change.
     defaults
         What the server picks without a file, for every batch size; only used without `old`.
 
@@ -140,7 +130,6 @@ def _whole(defaults: Sequence[Run]) -> tuple[Run, ...]:
 
 
 def _overlaid(before: Sequence[Run], new: Rows, guard: Guard) -> tuple[Run, ...]:
-    """Return what must be picked."""
     outside = [m for m, _ in new if not _inside(guard, m)]
     if outside:
         raise Refused("row-outside-guard", detail=f"rows for M={outside[:8]} are not guarded")
@@ -280,8 +269,6 @@ MOE_RULES = ("tiers-1024-2048-16384", "power-to-131072", "power-then-tiers")
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """What must be written."""
-
     rows: dict[int, str]
     """By batch size: ``new:<M>`` for the new row of that M, ``old:<M>`` for a copy of that row."""
     affected: tuple[int, ...]
@@ -300,8 +287,6 @@ def plan_padded(old: Iterable[int], new: Iterable[int], *, guard: Guard, chain: 
         the greatest.
     guard
         Ranges up to `TOP`.
-    chain
-        How the server looks up.
 
     Raises
     ------

@@ -35,12 +35,8 @@ _MAX_DIM = 2**31
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """One file of one server, with its lookup and its caches."""
-
     name: str
-    """For people."""
     target: Path
-    """The file that may be written."""
     sources: tuple[Path, ...]
     """Existing files, the one that is read first; none if the server uses its defaults."""
     pick: Callable[[Hashable], Any] | None = None

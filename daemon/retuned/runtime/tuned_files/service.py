@@ -45,16 +45,11 @@ _SHOWN = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileOrderStatus:
-    """Result of the last order for a kernel in this process."""
-
     definition: str
-    """The kernel, as the daemon names it."""
     order: str
-    """Id of the order."""
     artifact: str
     """The daemon's name of the active variant; empty is the original."""
     epoch: int
-    """Of the order."""
     change: Change
     """Finds the server's file and lookup again."""
     digest: str | None
@@ -114,10 +109,6 @@ class TunedFiles:
 
     Parameters
     ----------
-    trust
-        Whose signature a change needs.
-    fence
-        Returns the fence against former daemons.
     graphs
         Returns the state of captured graphs, as `graphs_state`.
     """
@@ -149,7 +140,6 @@ class TunedFiles:
         self._statuses: OrderedDict[str, FileOrderStatus] = OrderedDict()
 
     def operations(self) -> dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]]:
-        """Return the operations for the control socket."""
         return {
             "tuned": self.state,
             "tuned-look": self.look,
@@ -159,7 +149,6 @@ class TunedFiles:
         }
 
     def state(self, _: Mapping[str, Any]) -> dict[str, Any]:
-        """Return which servers are loaded, and the results of the orders of this process."""
         with self._lock:
             return {
                 "on": self._on,

@@ -37,12 +37,8 @@ _MISSING = frozenset(("", "nan", "NaN", "NA", "N/A", "null", "NULL", "None", "n/
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A parsed table."""
-
     name: str
-    """For messages."""
     header: tuple[str, ...]
-    """Columns in order."""
     rows: tuple[tuple[str, ...], ...]
     """Cells as they are spelled."""
     lines: tuple[str, ...]
@@ -50,15 +46,12 @@ class Table:
     key: tuple[int, ...]
     """Positions of the columns of the key, without that of M."""
     m: int
-    """Position of the column with the batch size."""
 
     def shape_of(self, row: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the shape of a row, without its batch size."""
         return tuple(row[index] for index in self.key)
 
     @property
     def shape_columns(self) -> tuple[str, ...]:
-        """Names of the columns of `shape_of`."""
         return tuple(self.header[index] for index in self.key)
 
 
@@ -162,7 +155,6 @@ def _plain(cell: str) -> bool:
 
 
 def _keyed(name: str, header: Row) -> tuple[tuple[int, ...], int]:
-    """Return the columns of the key, and that of M."""
     for m, needed, known in (
         ("token", {"model_dim", "inter_dim", "expert", "topk"}, MOE_KEY),
         ("M", {"N", "K"}, GEMM_KEY),
@@ -206,10 +198,7 @@ _VALIDATOR = "Validator"
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """A parsed file."""
-
     name: str
-    """For messages."""
     validators: tuple[tuple[str, str], ...]
     """Conditions under which the results are valid."""
     rows: tuple[tuple[str, ...], ...]
@@ -218,7 +207,6 @@ class Results:
     """All lines with their line ends; the validators come first."""
 
     def solutions(self) -> dict[Key, str]:
-        """Return the solution by operator and parameters."""
         return {(row[0], row[1]): row[2] for row in self.rows}
 
 

@@ -30,8 +30,6 @@ _NOTHING: dict[str, str] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picked:
-    """Picks of one shape."""
-
     runs: tuple[Run, ...]
     """Steps from 1 to `MAX_M`; an empty row is the server's default."""
     rule: str = ""
@@ -74,8 +72,6 @@ def picked_of(server: Server, data: bytes, *, lookup: Mapping[str, Any], rule: s
     ----------
     server
         Server of the table; called if the table has the shape for several devices.
-    data
-        The table.
     lookup
         With ``N`` and ``K``, the columns and the depth of the product.
     rule
