@@ -61,7 +61,7 @@ class RuntimeProcesses:
         Raises
         ------
         TemporaryError
-            If there is no valid answer, or one is missing and `complete` is set.
+            If no answer is valid, or one is missing and `complete` is set.
         """
         answers, errors = self.tell(request)
         reports: dict[str, T] = {}

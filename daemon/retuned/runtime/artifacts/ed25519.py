@@ -57,7 +57,7 @@ def _decode(data: bytes) -> Point | None:
 
 
 def _x_of(y: int, sign: int) -> int | None:
-    """Solve the curve's equation for x; None if there is no solution of that sign."""
+    """Solve the curve's equation for x; None without a solution of that sign."""
     square = (y * y - 1) * pow(_D * y * y + 1, _P - 2, _P) % _P
     if square == 0:
         return None if sign else 0  # zero has no negative

@@ -7,7 +7,7 @@ that was valid stays valid for a rollback.
 
 Keys come from ``RETUNED_TRUSTED_KEY``: hex, PEM files, files of hex, or a folder of ``*.pub`` such
 as the daemon's own, several separated by commas. They are read at every use, so a new key is
-trusted immediately and a removed or revoked key is no longer trusted. With ``RETUNED_TRUST=pin``
+trusted immediately and a removed or revoked key is refused. With ``RETUNED_TRUST=pin``
 the first key that the daemon sends over the control socket, whose peer the kernel has identified,
 is pinned until the process ends. With neither, artifacts are loaded for every peer that may use the
 socket. If a configured key cannot be read, nothing is loaded.

@@ -41,7 +41,7 @@ class Order:
     shadow_later: tuple[tuple[float, int], ...] = ()
     """(age of a shape bucket in seconds, then one check in this many launches), rising ages."""
     shadow_share: float = 1.0
-    """Maximum time of checks as a share of elapsed time; 1 is no limit."""
+    """Maximum time of checks as a share of elapsed time; 1 means unlimited."""
     noise: Mapping[Key, float] = field(default_factory=dict)
     """RMS of the difference that both kernels' errors allow, over the RMS of the output.
 

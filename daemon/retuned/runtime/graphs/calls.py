@@ -216,7 +216,7 @@ class GraphCalls:
             except DriverFailed as error:
                 if error.code != _INVALID_VALUE:
                     raise
-                break  # there are no more
+                break  # all arguments are read
             found.append((offset.value, size.value))
         return check_layout(found)
 

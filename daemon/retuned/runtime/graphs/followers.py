@@ -315,11 +315,11 @@ class Graphs:
                 self.follow(name)
 
     def _recapture(self) -> None:
-        """Make the server capture graphs again that contain a variant that is no longer active."""
+        """Make the server capture graphs again that contain an inactive variant."""
         try:
             self.recapture.run()
         except Refused as error:
-            log.error("graphs keep a variant that is no longer active: %s", error)
+            log.error("graphs keep an inactive variant: %s", error)
             self.recapture.wanted = False  # requested again by the next order, or by people
 
     def _follow(self, name: str) -> Outcome:

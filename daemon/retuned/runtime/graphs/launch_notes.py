@@ -189,7 +189,7 @@ class Recorder:
             return None, error.reason
 
     def node(self, before: Captured | None, stream: tuple[int, int]) -> tuple[int, str]:
-        """Return the node that a launch became, or 0 and why there is no single one.
+        """Return the node that a launch became, or 0 and why not one node matches it.
 
         Raises
         ------

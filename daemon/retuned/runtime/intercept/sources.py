@@ -30,9 +30,9 @@ _BUILTINS = frozenset(dir(builtins))
 @dataclass(frozen=True, slots=True)
 class Gathered:
     text: str | None
-    """Module text: imports, constants, helpers, the kernel last; None if there is no source."""
+    """Module text: imports, constants, helpers, the kernel last; None without a source."""
     digest: str
-    """Digest of the text; of the function's code if there is no text."""
+    """Digest of the text; of the function's code without a text."""
     unresolved: tuple[str, ...]
     """Names that the text uses and does not define, with the reason."""
 

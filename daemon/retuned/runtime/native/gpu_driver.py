@@ -237,7 +237,7 @@ class GpuDriver:
         Raises
         ------
         Refused
-            ``driver-missing`` if there is no such call, or as `DriverFailed`.
+            ``driver-missing`` if the driver lacks the call, or as `DriverFailed`.
         """
         self._call(name, *args)
 

@@ -95,7 +95,7 @@ class Results:
         self._checks = checks
 
     def arrived(self, check: PendingCheck) -> None:
-        """Add the numbers of a check to the statistics, unless its order is no longer active.
+        """Add the numbers of a check to the statistics, unless another order is active.
 
         Raises
         ------
@@ -136,9 +136,9 @@ class Results:
 CAPTURING = "capturing"
 """Reason code: the check was skipped because a graph is being captured."""
 FAILED = "check-failed"
-"""Reason code: there is no result because queueing the check failed."""
+"""Reason code: no result, because queueing the check failed."""
 INCUMBENT_FAILED = "incumbent-raised"
-"""Reason code: there is no result because the incumbent raised on copies."""
+"""Reason code: no result, because the incumbent raised on copies."""
 
 
 class AsyncChecker(Results):

@@ -1,6 +1,6 @@
 """CUSUM, one-sided: detects that numbers stay higher than before, without a limit for one.
 
-``S = max(0, S + z - slack)`` over numbers in units of their own spread; it alarms at `threshold`.
+``S = max(0, S + z - slack)`` over numbers in units of their spread; it alarms at `threshold`.
 Mean and spread are learned over the first numbers and then frozen, because a reference that follows
 a slow decay would never detect it. The rules below were chosen by the run lengths that
 `retuned.stages.watch.run_length` computes. Pure; standard library only.

@@ -46,7 +46,7 @@ class Cost:
     Parameters
     ----------
     share
-        Maximum time of checks as a share of elapsed time; 1 is no limit.
+        Maximum time of checks as a share of elapsed time; 1 means unlimited.
     """
 
     __slots__ = ("_clock", "_lock", "_share", "_since_s", "_spent_s", "throttled")

@@ -168,7 +168,7 @@ def _shapes(slot: Slot, bounds: Bounds) -> Iterator[Key]:
 def _shrunk(spec: Spec, key: Key) -> Key | None:
     """Return a key with a smaller pool to read from, such as a cache of pages; None without one.
 
-    A cache fills most of a device, so there is no memory for another. The computation of a launch
+    A cache fills most of a device, so memory for another is missing. The computation of a launch
     does not grow with an axis that no output has; that axis is halved until the shape fits. The
     guard is for timed shapes; a variant that cannot run with a smaller pool is refused.
     """

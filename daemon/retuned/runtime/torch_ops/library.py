@@ -112,7 +112,7 @@ class TorchOps:
         Raises
         ------
         ValueError
-            If there is no slot: the only mistake that has no fallback.
+            Without a slot: the only mistake that has no fallback.
         """
         if not slots:
             raise ValueError(f"{op_type} needs at least one slot")

@@ -216,7 +216,7 @@ class Override:
 _LOCK = threading.RLock()
 _OWNED: dict[tuple[str, str], Override] = {}
 _RETIRED: list[Any] = []
-"""Retuned's kernels that are no longer registered, kept for ever.
+"""Retuned's unregistered kernels, kept for ever.
 
 A launch that was about to enter such a kernel when it was removed would otherwise access freed
 memory. A server has about a dozen.

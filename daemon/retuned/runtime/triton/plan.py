@@ -75,7 +75,7 @@ def plan_launches(
     Parameters
     ----------
     entry, grid
-        Of the single launch if there are no steps. With steps, the entry is that of the first step,
+        Without steps, of the single launch. With steps, the entry is that of the first step,
         and the grid is empty.
     tensors
         Names of inputs, then outputs.
@@ -121,7 +121,7 @@ class _Step:
 
 
 def _declared(steps: Declared, *, entry: str, grid: Sequence[str]) -> list[_Step]:
-    """Return every declared launch; the single launch if there are no steps."""
+    """Return every declared launch; the single launch without steps."""
     if not isinstance(steps, (list, tuple)) or len(steps) > MAX_STEPS:
         raise _violated(f"steps are a list of at most {MAX_STEPS}")
     if not steps:

@@ -147,7 +147,7 @@ class Shipped:
         """Return the files of a key, by name, as Triton stores a compilation; None if unknown.
 
         They are in a folder that only this user may enter, as long as the variant exists. If they
-        cannot be written, there is no code.
+        cannot be written, the code is missing.
         """
         entry = self.entries.get(key)
         try:

@@ -113,7 +113,7 @@ def plan(name: str, data: bytes | None, change: Change) -> Plan:
     Parameters
     ----------
     data
-        What the server reads now; None if there is no file.
+        What the server reads now; None if the file does not exist.
 
     Raises
     ------

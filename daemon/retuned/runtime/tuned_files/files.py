@@ -46,7 +46,7 @@ class FileChange:
 
 
 def read_file(path: Path, *, limit: int = MAX_FILE_BYTES) -> bytes | None:
-    """Return a regular file's bytes; None if there is no such file.
+    """Return a regular file's bytes; None if the file does not exist.
 
     Raises
     ------

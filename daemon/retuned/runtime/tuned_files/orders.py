@@ -38,7 +38,7 @@ class TunedOrder:
     change: Change
     """What to change; for a rollback, what was changed."""
     before: str | None
-    """Digest of the file that the change was made for; None is no file."""
+    """Digest of the file that the change was made for; None if it did not exist."""
     artifact: str = ""
     """The daemon's name of the variant that is active after execution; empty is the original."""
     older: tuple[str, ...] = ()

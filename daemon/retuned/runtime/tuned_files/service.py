@@ -53,7 +53,7 @@ class FileOrderStatus:
     change: Change
     """Finds the server's file and lookup again."""
     digest: str | None
-    """Of the file that was read after the order; None is no file."""
+    """Of the file that was read after the order; None if it did not exist."""
     outcome: str
     """``engaged``, ``needs-restart`` or ``left-alone``."""
     picks: Mapping[Hashable, Any] = field(default_factory=dict)

@@ -44,7 +44,7 @@ def text_of(name: str, data: bytes) -> str:
 
 
 def digest_of(data: bytes | None) -> str | None:
-    """Return the digest of a file's bytes; None if there is no file."""
+    """Return the digest of a file's bytes; None if the file does not exist."""
     return None if data is None else "sha256:" + hashlib.sha256(data).hexdigest()
 
 
