@@ -52,13 +52,13 @@ def story(folder: Path, *, seed: int) -> dict[str, Any]:
             world.go_on(rng.uniform(0.0, _ROLLBACK_S))
             world.kill("rollback")
             world.start()
-            assert world.wait(lambda: world.phase() == "rolled-back"), (
+            assert world.wait(lambda: world.phase() == "RolledBack"), (
                 f"not rolled back: {world.log()[-2000:]}"
             )
         world.kill("end")
         phase = world.phase()
         check(world, end=phase)
-        assert phase == "rolled-back" if back else phase in {"watching", "promoted"}
+        assert phase == "RolledBack" if back else phase in {"Analyzing", "Watching", "Promoted"}
         counted = world.stop_server()
         assert counted["wrong"] == 0, "a request got a wrong answer"
         return {

@@ -33,7 +33,7 @@ from retuned.stages.swap import order_swap
 from retuned.standalone.review_source import key_of
 
 HERE = Path(__file__).resolve().parent
-_ENDS = ("rejected", "expired", "superseded", "rolled-back", "refused", "aborted")
+_ENDS = ("Rejected", "Expired", "Superseded", "RolledBack", "Invalid", "Aborted")
 _IN_FORCE = 40
 _OPENED = 40
 """Proposals that are opened, with evidence and sources."""
@@ -41,11 +41,11 @@ _OPENED = 40
 
 def fill(site: Site9476, *, open_: int, past: int, rng: random.Random) -> list[Proposal]:
     """Write the proposals and return those that are opened."""
-    model = site.propose(phase="superseded")
+    model = site.propose(phase="Superseded")
     site.window(16)
     for _ in range(100):
         site.window(rng.choice((16, 64, 256)), detected=rng.random() < 0.1)
-    phases = ["awaiting"] * open_ + ["promoted"] * _IN_FORCE
+    phases = ["AwaitingApproval"] * open_ + ["Promoted"] * _IN_FORCE
     phases += [rng.choice(_ENDS) for _ in range(past)]
     rng.shuffle(phases)
     shown: list[Proposal] = []
@@ -53,7 +53,7 @@ def fill(site: Site9476, *, open_: int, past: int, rng: random.Random) -> list[P
         with site.store.transaction():
             for number, phase in enumerate(phases[start : start + 500], start=start):
                 _write(site, model, number, phase=phase, rng=rng)
-    for phase in ("awaiting", "promoted", "rolled-back"):
+    for phase in ("AwaitingApproval", "Promoted", "RolledBack"):
         shown += [site.propose(phase=phase, target=f"t{n}") for n in range(_OPENED // 3)]
     return shown
 
@@ -68,7 +68,7 @@ def _write(site: Site9476, model: Proposal, number: int, *, phase: str, rng: ran
     store.add("gate", id, {**gate.body, "proposal": id}, phase="current")
     for what in ("proposed", "gate-waiting", "decision-approve", "swapped", phase):
         store.record(Event(at=NOON, kind="proposal", id=id, what=what, who="retuned"))
-    if phase in ("promoted", "rolled-back"):
+    if phase in ("Promoted", "RolledBack"):
         order = order_swap(one, epoch=number + 1)
         store.add("order", order.id, order.model_dump(mode="json"), phase="done")
         body = ran_body(one, month="2026-02", gpu_ns=10**12)

@@ -228,8 +228,8 @@ def test_the_daemon_says_once_what_it_cannot_read_and_what_it_leaves_aside(tmp_p
     folder, policy = cautions(settings)
     assert str(tmp_path / "none") in folder
     assert "does not exist" in folder
-    assert policy.startswith("policy default/production-two-person: not enforced on one machine: ")
-    assert "spec.rollout.canary.pods, spec.rollout.canary.bake, spec.rollout.waves" in policy
+    assert policy.startswith("policy default/production-two-person: acts in a cluster only: ")
+    assert "spec.experiments.budget.trialDeadline, spec.experiments.pauseWhen" in policy
     (nothing,) = cautions(Settings(state_dir=STATE))
     assert "no folder is watched" in nothing
 

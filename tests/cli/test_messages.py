@@ -29,7 +29,7 @@ from retuned.errors import (
     UnreadableInput,
     UsageError,
 )
-from retuned.standalone.lock import only_one
+from retuned.store.lock import only_one
 
 HOSTILE = "x\x1b]0;pwn\x07\x9b31m\u202egpj\nretuned: all is well"
 

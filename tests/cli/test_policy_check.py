@@ -37,7 +37,7 @@ def test_what_one_machine_does_not_enforce_is_told_with_its_line(tmp_path: Path)
     assert code == 0
     assert told["path"] == "spec.experiments.priorityClassName"
     assert told["line"] == len(good.splitlines()) + 1
-    assert told["message"].startswith("not enforced on one machine: ")
+    assert told["message"].startswith("acts in a cluster only; ")
     assert f"{path}:{told['line']}: {told['path']}: {told['message']}" in check(path)[1]
 
 

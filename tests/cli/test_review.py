@@ -21,8 +21,8 @@ from retuned.errors import Refused, RetunedError, UnreadableInput, UsageError
 from retuned.ports import Event
 from retuned.stages.gate import GateState, Mode, decide, explain
 from retuned.stages.proposal import Proposal
-from retuned.standalone.lock import only_one
 from retuned.store.approvals import Approvals, Identity
+from retuned.store.lock import only_one
 from retuned.store.policy_files import load_policy
 from retuned.store.sqlite import SqliteStore
 from retuned.text import until
@@ -61,7 +61,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SqliteSto
 
 
 def put(
-    store: SqliteStore, phase: str = "awaiting", *, judged: bool = True, **changes: Any
+    store: SqliteStore, phase: str = "AwaitingApproval", *, judged: bool = True, **changes: Any
 ) -> Proposal:
     one = proposal(**changes)
     store.add("proposal", one.id, one.model_dump(mode="json"), phase=phase)
@@ -106,13 +106,13 @@ def run(state: SqliteStore) -> Run:
 
 def test_the_list_says_what_each_proposal_waits_for(state: SqliteStore, run: Run) -> None:
     put(state)
-    put(state, "promoted", id=TWIN, judged=False)
+    put(state, "Promoted", id=TWIN, judged=False)
     text = run("proposals")
     assert "ab12ab12" in text
     assert "1 more: anybody" in text
     assert "1.60x (>= 1.50)" in text
     body = run("proposals", "--json")
-    assert [p["phase"] for p in body["proposals"]] == ["awaiting", "promoted"]
+    assert [p["phase"] for p in body["proposals"]] == ["AwaitingApproval", "Promoted"]
     first = body["proposals"][0]
     assert (first["gate"]["state"], first["risk"]) == ("waiting", "medium")
     assert first["sentence"].startswith("Waiting (policy default/laptop-demo")
@@ -122,7 +122,7 @@ def test_a_proposal_that_cannot_be_understood_is_named_and_hides_no_other(
     state: SqliteStore, run: Run
 ) -> None:
     good = put(state)
-    state.add("proposal", "damaged-record", {"nonsense": True}, phase="approved")
+    state.add("proposal", "damaged-record", {"nonsense": True}, phase="Scheduled")
     body = run("proposals", "--json")
     assert [row["id"] for row in body["proposals"]] == [good.id]
     assert [row["id"] for row in body["unreadable"]] == ["damaged-record"]
@@ -131,9 +131,9 @@ def test_a_proposal_that_cannot_be_understood_is_named_and_hides_no_other(
 
 
 def test_ended_proposals_are_listed_only_on_request(state: SqliteStore, run: Run) -> None:
-    put(state, "rejected")
+    put(state, "Rejected")
     assert "No open proposals" in run("proposals")
-    assert "rejected" in run("proposals", "--all")
+    assert "Rejected" in run("proposals", "--all")
 
 
 def test_show_carries_what_a_person_needs(state: SqliteStore, run: Run) -> None:
@@ -183,7 +183,7 @@ def test_an_approval_is_a_record_of_its_own_that_the_gate_counts(
     assert decision.policy_digest == POLICY.digest
     kept = state.get("proposal", ID)
     assert kept is not None
-    assert kept.phase == "awaiting"  # the daemon moves it, not the command
+    assert kept.phase == "AwaitingApproval"  # the daemon moves it, not the command
     assert ask(state, one).state is GateState.APPROVED
     assert [(e.what, e.who) for e in state.events(id=ID)] == [("decision-approve", "ada")]
 
@@ -198,7 +198,7 @@ def test_an_approval_names_the_artifact_that_was_seen(state: SqliteStore, run: R
     assert body["doubts"] == []
 
 
-@pytest.mark.parametrize("phase", ["approved", "promoted", "rejected", "expired", "rolled-back"])
+@pytest.mark.parametrize("phase", ["Promoted", "Rejected", "Expired", "RolledBack"])
 def test_only_what_waits_can_be_approved(state: SqliteStore, run: Run, phase: str) -> None:
     put(state, phase)
     assert phase in run("approve", "ab12", code=1)
@@ -259,7 +259,7 @@ def test_one_rejection_ends_it(state: SqliteStore, run: Run) -> None:
 
 
 def test_a_swapped_one_is_not_rejected_but_rolled_back(state: SqliteStore, run: Run) -> None:
-    put(state, "promoted")
+    put(state, "Promoted")
     assert "retuned rollback" in run("reject", "ab12", code=1)
     body = run("rollback", "ab12", "--reason", "latency", "--json")
     (request,) = state.list("request")
@@ -273,18 +273,18 @@ def test_a_swapped_one_is_not_rejected_but_rolled_back(state: SqliteStore, run: 
 
 
 def test_rollback_by_kernel_takes_the_last_swap(state: SqliteStore, run: Run) -> None:
-    put(state, "promoted", id=TWIN, judged=False)
-    put(state, "watching", judged=False)
-    put(state, "promoted", id="sha256:" + "77" * 32, definition="rmsnorm", judged=False)
+    put(state, "Promoted", id=TWIN, judged=False)
+    put(state, "Watching", judged=False)
+    put(state, "Promoted", id="sha256:" + "77" * 32, definition="rmsnorm", judged=False)
     assert run("rollback", "--slot", "linear_w8", "--json")["proposal"] == ID
-    put(state, "rejected", id="sha256:" + "99" * 32, definition="softmax", judged=False)
+    put(state, "Rejected", id="sha256:" + "99" * 32, definition="softmax", judged=False)
     assert "nothing is swapped" in run("rollback", "--slot", "softmax", code=1)
     with raises_naming(UsageError, "'sotfmax'", "retuned proposals --all"):
         run("rollback", "--slot", "sotfmax")
 
 
 def test_why_is_said_by_either_word(state: SqliteStore, run: Run) -> None:
-    put(state, "promoted")
+    put(state, "Promoted")
     run("rollback", "ab12", "--comment", "latency")
     assert state.list("request")[0].body["reason"] == "latency"
     put(state, id=TWIN)
@@ -300,7 +300,7 @@ def test_a_freeze_without_a_reason_is_asked_for_one(state: SqliteStore, run: Run
 
 
 def test_rollback_is_never_held_back_by_a_freeze(state: SqliteStore, run: Run) -> None:
-    put(state, "promoted")
+    put(state, "Promoted")
     run("freeze", "--reason", "incident")
     run("rollback", "ab12")
     assert len(state.list("request", phase="new")) == 1
@@ -308,12 +308,14 @@ def test_rollback_is_never_held_back_by_a_freeze(state: SqliteStore, run: Run) -
 
 def test_there_is_nothing_to_take_back_before_a_swap(state: SqliteStore, run: Run) -> None:
     put(state)
-    assert "nothing to take back" in run("rollback", "ab12", code=1)
+    assert "nothing to roll back" in run("rollback", "ab12", code=1)
     with raises_naming(UsageError, "--slot"):
         run("rollback")
 
 
-@pytest.mark.parametrize("phase", ["awaiting", "approved", "swapping", "watching", "promoted"])
+@pytest.mark.parametrize(
+    "phase", ["AwaitingApproval", "Scheduled", "Canary", "Watching", "Promoted"]
+)
 def test_an_abort_works_in_every_phase_that_lives(state: SqliteStore, run: Run, phase: str) -> None:
     one = put(state, phase)
     run("abort", "ab12")
@@ -322,7 +324,7 @@ def test_an_abort_works_in_every_phase_that_lives(state: SqliteStore, run: Run, 
 
 
 def test_an_abort_of_what_has_ended_is_refused(state: SqliteStore, run: Run) -> None:
-    put(state, "rolled-back")
+    put(state, "RolledBack")
     assert "nothing to stop" in run("abort", "ab12", code=1)
 
 
@@ -482,7 +484,7 @@ def test_what_is_piped_is_neither_cut_nor_wrapped(
 def test_what_was_asked_for_is_recorded_once_and_shown(
     state: SqliteStore, run: Run, what: str
 ) -> None:
-    put(state, "promoted")
+    put(state, "Promoted")
     first = run(what, "ab12")
     assert "o daemon runs on this state: it happens when one is started" in first
     (request,) = state.list("request", phase="new")
@@ -503,20 +505,17 @@ def test_what_was_asked_for_is_recorded_once_and_shown(
     assert [each["what"] for each in listed["asked_for"]] == [what]
 
 
-def test_a_request_that_was_carried_out_can_be_made_again(state: SqliteStore, run: Run) -> None:
-    put(state, "rollback-failed")
-    first = run("rollback", "ab12", "--json")["request"]
-    state.advance("request", first, expect="new", to="done")
-    assert "asked by" not in run("proposals")
-    assert run("rollback", "ab12", "--json")["already_asked"] is False
-    assert len(state.list("request")) == 2
+def test_a_rollback_that_is_under_way_needs_no_second_request(state: SqliteStore, run: Run) -> None:
+    put(state, "RollbackFailed")
+    assert "RollbackFailed" in run("rollback", "ab12", code=1), "it is repeated until it works"
+    assert state.list("request") == []
 
 
 @pytest.mark.parametrize("command", ["approve", "reject", "abort", "rollback"])
 def test_beside_a_daemon_it_is_done_at_its_next_look(
     state: SqliteStore, run: Run, command: str
 ) -> None:
-    put(state, "promoted" if command == "rollback" else "awaiting")
+    put(state, "Promoted" if command == "rollback" else "AwaitingApproval")
     with only_one(state.path.parent):
         text = " ".join(run(command, "ab12").split())
     assert "he daemon does it at its next look" in text

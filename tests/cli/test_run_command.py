@@ -63,11 +63,11 @@ def test_the_daemons_memory_is_hidden_before_it_reads_a_key(
 def test_policy_fields_without_effect_are_named_at_the_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    policy = [POLICIES / "business-hours.yaml", POLICIES / "laptop-demo.yaml"]
+    policy = [POLICIES / "production-two-person.yaml", POLICIES / "laptop-demo.yaml"]
     command.run(state_dir=tmp_path / "state", watch=[tmp_path], policy=policy)
     (told,) = warned(caplog)
-    assert told.startswith("policy default/business-hours: not enforced on one machine: ")
-    assert "spec.windows.0.overrun" in told
+    assert told.startswith("policy default/production-two-person: acts in a cluster only: ")
+    assert "spec.experiments.pauseWhen" in told
 
 
 @pytest.mark.parametrize(

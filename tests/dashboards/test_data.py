@@ -119,7 +119,7 @@ class OneMachine:
         for m in [4] * 8 + [512] * 30:
             world.window(m)
             world.loop.turn()
-            if world.store.ids(RecordKind.PROPOSAL, phase="awaiting"):
+            if world.store.ids(RecordKind.PROPOSAL, phase="AwaitingApproval"):
                 return self.tell()
         raise AssertionError("nothing was proposed")
 
@@ -158,7 +158,7 @@ class OneMachine:
         """Let the variant differ, so that it is taken back."""
         self.serve(mismatches=5)
         self.world.loop.steer()
-        assert self.world.phases(RecordKind.PROPOSAL) == ["rolled-back"]
+        assert self.world.phases(RecordKind.PROPOSAL) == ["RolledBack"]
 
     def stop(self) -> None:
         """Put up a freeze."""

@@ -67,7 +67,7 @@ class Site:
         self.used = UsedTokens(since=NOW - timedelta(minutes=10))
         self.replies: list[tuple[str, dict[str, Any]]] = []
         one = proposal()
-        self.store.add("proposal", one.id, one.model_dump(mode="json"), phase="awaiting")
+        self.store.add("proposal", one.id, one.model_dump(mode="json"), phase="AwaitingApproval")
         judged = gate(one, policy_digest="sha256:" + "11" * 32).model_dump(mode="json")
         self.store.add("gate", one.id, judged, phase="current")
         words = LocalWords(
@@ -283,9 +283,9 @@ def test_a_word_that_would_be_none_is_refused_and_the_person_is_told(
 
 
 def test_what_has_ended_is_not_approved_by_an_old_message(site: Site) -> None:
-    site.store.advance("proposal", ID, expect="awaiting", to="expired")
+    site.store.advance("proposal", ID, expect="AwaitingApproval", to="Expired")
     site.press()
-    assert "expired" in site.replies[0][1]["text"]
+    assert "Expired" in site.replies[0][1]["text"]
     assert site.decisions() == []
 
 

@@ -180,7 +180,7 @@ def test_on_a_machine_that_nobody_scrapes_alertmanager_is_told_and_told_again_of
             there.until(
                 lambda: ear.took[-1].body["status"] == "resolved", "Alertmanager tells that too"
             )
-    assert world.phases(RecordKind.PROPOSAL) == ["watching"]
+    assert world.phases(RecordKind.PROPOSAL) == ["Analyzing"]
 
 
 def test_an_alert_of_a_real_alertmanager_stops_tuning_and_lets_it_go_on(

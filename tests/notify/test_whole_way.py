@@ -60,7 +60,7 @@ def propose(world: World) -> str:
     for _ in range(4):
         world.clock.advance(2.0)
         world.loop.turn()
-    (stored,) = world.store.list(RecordKind.PROPOSAL, phase="awaiting")
+    (stored,) = world.store.list(RecordKind.PROPOSAL, phase="AwaitingApproval")
     return stored.id
 
 
@@ -163,7 +163,7 @@ def test_a_proposal_that_nobody_answers_is_said_to_expire_and_then_to_have(
         world.loop.steer()
         until(ear, 6)
         (resolved,) = said(ear, '"standing": "close"')
-        assert (resolved["subject"], "expired" in resolved["summary"]) == (id, True)
+        assert (resolved["subject"], "Expired" in resolved["summary"]) == (id, True)
 
 
 def test_with_every_channel_away_the_loop_goes_on(

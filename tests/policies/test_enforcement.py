@@ -12,22 +12,35 @@ import pytest
 from tests.standalone.local_world import KERNEL, World
 
 from retuned.stages.gate import (
-    NOT_ENFORCED,
+    CLUSTER_ONLY,
     DecisionKind,
     KernelTuningPolicy,
     SwapDecision,
+    cluster_only_fields,
     limits_of,
     policy_for,
-    unenforced,
 )
 from retuned.stages.gate.values import PolicyModel
 from retuned.standalone.context import RecordKind
+from retuned.standalone.facts import target_status
 from retuned.store.approvals import Approvals
-from retuned.store.policy_files import load_policy, unenforced_in
+from retuned.store.policy_files import cluster_only_in, load_policy
 
 POLICIES = Path(__file__).resolve().parents[2] / "policies"
 NOTES = {"apiVersion", "kind", "metadata.labels", "metadata.annotations"}
 """They promise nothing: what the file is, and free text."""
+
+CONTROL = Path(__file__).resolve().parents[2] / "daemon" / "retuned" / "control"
+CONDITIONAL = {
+    "spec.breakGlass.maxPods": "break_glass.max_pods",
+    "spec.rollout.analysis.metrics.max": "judge(metric",
+    "spec.rollout.analysis.metrics.minSamples": "judge(metric",
+    "spec.rollout.minInterval": "rule.min_interval",
+    "spec.rollout.postPromotionWatch": "rule.post_promotion_watch",
+    "spec.rollout.waves": "rule.waves",
+    "spec.windows.overrun": "may_finish",
+}
+"""Fields that the state machine reads only in other stories, which tests/control has; and how."""
 
 Fields = dict[str, tuple[type[PolicyModel], str]]
 
@@ -71,6 +84,13 @@ def whole() -> KernelTuningPolicy:
     spec["rollout"]["canary"]["steps"] = [
         {"fraction": 0.5, "minChecks": 1, "minSeconds": 0, "patience": "1h"}
     ]
+    spec["rollout"] |= {"minInterval": "0s", "postPromotionWatch": "0s"}
+    spec["rollout"]["canary"]["bake"] = "0s"
+    spec["rollout"]["analysis"] = {
+        "interval": "1s",
+        "inconclusiveLimit": 1000,
+        "metrics": [{"name": "p99", "query": "up", "max": "1.02x baseline"}],
+    }
     spec["gpuModels"] = []
     spec["experiments"]["maxConcurrent"] = 1
     again = KernelTuningPolicy.model_validate(body).model_dump(mode="json", by_alias=True)
@@ -93,7 +113,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> set[tuple[type[PolicyModel], str]]:
 
 def break_glass(world: World) -> None:
     """Without a comment, so it does not count."""
-    for stored in world.store.list(RecordKind.PROPOSAL, phase="awaiting"):
+    for stored in world.store.list(RecordKind.PROPOSAL, phase="AwaitingApproval"):
         Approvals(world.store).give(
             SwapDecision(
                 proposal=stored.id,
@@ -126,8 +146,8 @@ def a_whole_life(world: World) -> None:
         "worst_ratio": 3.0,
     }
     world.loop.turn()
-    assert world.phases(RecordKind.PROPOSAL) == ["rolled-back"]
-    assert len(world.store.list(RecordKind.QUARANTINE)) == 1
+    assert world.phases(RecordKind.PROPOSAL) == ["RolledBack"]
+    assert len(target_status(world.loop.ctx).quarantine) == 1
 
 
 def test_the_list_is_exactly_what_the_loop_on_one_machine_does_not_read(
@@ -144,39 +164,44 @@ def test_the_list_is_exactly_what_the_loop_on_one_machine_does_not_read(
     world.store.close()
     schema = leaves(KernelTuningPolicy)
     idle = {path for path, field in schema.items() if field not in read} - NOTES
-    listed = {path for path in schema for row in NOT_ENFORCED if f"{path}.".startswith(f"{row}.")}
-    assert idle == listed
+    listed = {path for path in schema for row in CLUSTER_ONLY if f"{path}.".startswith(f"{row}.")}
+    assert listed <= idle
+    assert idle - listed == CONDITIONAL.keys()
+    control = "".join(path.read_text() for path in CONTROL.glob("*.py"))
+    for field, reader in CONDITIONAL.items():
+        assert reader in control, f"{field} is not read by the state machine any more"
 
 
 def test_every_row_names_a_field_and_says_what_holds_instead() -> None:
     schema = leaves(KernelTuningPolicy)
-    for row, instead in NOT_ENFORCED.items():
+    for row, instead in CLUSTER_ONLY.items():
         assert any(f"{path}.".startswith(f"{row}.") for path in schema), row
         assert len(instead.split()) >= 4
         assert not instead.endswith(".")
 
 
 def test_a_policy_that_writes_everything_is_told_every_row() -> None:
-    found = unenforced(whole())
+    found = cluster_only_fields(whole())
     names = [".".join(p for p in one.place if isinstance(p, str)) for one in found]
-    assert sorted(names) == sorted(NOT_ENFORCED)
-    assert next(one.path for one in found if "windows" in one.place) == "spec.windows.0.overrun"
+    assert sorted(names) == sorted(CLUSTER_ONLY)
+    query = "spec.rollout.analysis.metrics.0.query"
+    assert next(one.path for one in found if "metrics" in one.place) == query
 
 
 def test_what_is_not_written_promises_nothing() -> None:
     for name in ("laptop-demo", "observe-only"):
-        assert unenforced_in(POLICIES / f"{name}.yaml") == ()
+        assert cluster_only_in(POLICIES / f"{name}.yaml") == ()
 
 
 def test_each_field_comes_with_its_line() -> None:
     path = POLICIES / "production-two-person.yaml"
-    found = {problem.path: problem for problem in unenforced_in(path)}
+    found = {problem.path: problem for problem in cluster_only_in(path)}
     lines = path.read_text().splitlines()
-    assert found.keys() >= {"spec.rollout.minInterval", "spec.rollout.postPromotionWatch"}
+    assert found.keys() >= {"spec.experiments.budget.trialDeadline", "spec.experiments.pauseWhen"}
     for problem in found.values():
         assert problem.line is not None
         assert problem.path.rpartition(".")[2] in lines[problem.line - 1]
-    assert "as long as it is in force" in found["spec.rollout.postPromotionWatch"].message
+    assert "max_experiment_s" in found["spec.experiments.budget.trialDeadline"].message
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ class Site9476:
     def propose(
         self,
         *,
-        phase: str = "awaiting",
+        phase: str = "AwaitingApproval",
         speedup: float = 1.6,
         candidate: Solution | None = None,
         incumbent: Solution | None = None,

@@ -23,8 +23,8 @@ from retuned.contract import digest_of
 from retuned.ports import Event
 from retuned.stages.proposal import Proposal
 from retuned.stages.swap import order_rollback, order_swap
-from retuned.standalone.lock import only_one
 from retuned.standalone.review_source import key_of
+from retuned.store.lock import only_one
 from retuned_operator.kube.informer import key_of as key_in
 from retuned_operator.kube.resources import PROPOSALS, Resource
 from retuned_operator.manifests.roles import reviewing_rules, speaking_rules, watching_rules
@@ -64,7 +64,7 @@ def shot(page: Page, path: str, name: str, *, high: int, begin: str = "") -> Non
 def one_machine(there: Served) -> None:
     """Take those of one machine."""
     there.site.policy = TWO_PEOPLE
-    there.site.propose(phase="rollback-failed", target="batch")
+    there.site.propose(phase="RollbackFailed", target="batch")
     addresses = furnished(there)
     grace = there.page("grace", "sre-oncall")
     grace.goto(addresses["PROPOSAL"])

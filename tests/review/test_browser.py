@@ -117,7 +117,7 @@ def test_a_page_that_stayed_open_past_the_expiry_says_so_and_decides_nothing(
 
 
 def test_a_rollback_from_a_swap_in_place(there: Served) -> None:
-    one = there.site.propose(phase="promoted")
+    one = there.site.propose(phase="Promoted")
     page = there.page("ada")
     page.goto(f"/proposals/{key_of(one.id)}")
     refuse(page, "Roll back", why="answers look odd")
@@ -129,7 +129,7 @@ def test_a_rollback_from_a_swap_in_place(there: Served) -> None:
 
 def test_a_bot_that_follows_and_prefetches_every_link_decides_nothing(there: Served) -> None:
     one = there.site.propose()
-    there.site.propose(phase="promoted")
+    there.site.propose(phase="Promoted")
     there.site.window(16)
     page = there.page("bot")
     waiting, seen = ["/"], set[str]()
@@ -209,8 +209,8 @@ def furnished(there: Served) -> dict[str, str]:
     changed = SOURCE.replace("1e-6", "1e-5").replace("tl.rsqrt(", "1.0 / tl.sqrt(")
     rewritten = solution("rewritten", source=changed, num_warps=8)
     one = site.propose(candidate=rewritten, trust=TrustClass.GENERATED)
-    two = site.propose(phase="promoted", target="code")
-    site.propose(phase="rejected")
+    two = site.propose(phase="Promoted", target="code")
+    site.propose(phase="Rejected")
     site.spent(two)
     return {
         "WINDOW": f"/drift/{window}",

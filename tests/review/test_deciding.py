@@ -65,7 +65,7 @@ def test_one_rejection_ends_it_whoever_agreed(site: Site9476) -> None:
 
 
 def test_a_rollback_and_an_abort_ask_the_daemon_once_and_nobody_else(site: Site9476) -> None:
-    one = site.propose(phase="promoted")
+    one = site.propose(phase="Promoted")
     browser = site.browser("ada")
     for _ in range(2):
         assert browser.say(one, "rollback", comment="wrong answers").status_code == 303
@@ -192,10 +192,10 @@ def test_what_has_moved_on_is_not_approved(site: Site9476) -> None:
     browser = site.browser("ada")
     path = f"/proposals/{key_of(one.id)}"
     fields = browser.form(browser.get(path)) | {"act": "approve"}
-    site.store.advance("proposal", one.id, expect="awaiting", to="superseded")
+    site.store.advance("proposal", one.id, expect="AwaitingApproval", to="Superseded")
     answer = browser.post(path, fields)
     assert answer.status_code == 409
-    assert "is superseded" in answer.text
+    assert "is Superseded" in answer.text
     assert words(site, one) == []
 
 

@@ -65,7 +65,7 @@ def test_names_reasons_comments_and_sources_are_shown_as_text(site: Site9476) ->
         )
     )
     Approvals(site.store).request("abort", target=one.id, who=EVIL, at=site.clock.now())
-    site.store.add("proposal", EVIL.replace("\x1b", ""), {"x": EVIL}, phase="awaiting")
+    site.store.add("proposal", EVIL.replace("\x1b", ""), {"x": EVIL}, phase="AwaitingApproval")
     site.judge(one)
     browser = site.browser(EVIL.replace("\x1b", ""), EVIL)
     path = f"/proposals/{key_of(one.id)}"

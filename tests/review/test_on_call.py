@@ -204,7 +204,7 @@ class Evening(Story):
             return {**ended, "active": active, "history": self._words(str(proposal["id"]))}
 
     def _serving(self, proposal: Mapping[str, Any]) -> bool | None:
-        found = self._journal.proposals("watching", "promoted")
+        found = self._journal.in_force()
         return any(each["id"] == proposal["id"] for each in found) or None
 
     def _words(self, id: str) -> list[str]:

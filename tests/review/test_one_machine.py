@@ -45,7 +45,7 @@ def propose(world: World) -> str:
     for _ in range(4):  # what was refined is tried, and what was won is proposed
         world.clock.advance(2.0)
         world.loop.turn()
-    (stored,) = world.store.list(RecordKind.PROPOSAL, phase="awaiting")
+    (stored,) = world.store.list(RecordKind.PROPOSAL, phase="AwaitingApproval")
     return stored.id
 
 

@@ -14,8 +14,8 @@ from retuned.store.approvals import Approvals
 
 def test_the_inbox_lists_what_waits_with_the_same_words_as_the_terminal(site: Site9476) -> None:
     one = site.propose()
-    site.propose(phase="promoted")
-    site.propose(phase="rejected")
+    site.propose(phase="Promoted")
+    site.propose(phase="Rejected")
     browser = site.browser("ada")
     text = browser.get("/").text
     assert "1 waiting for a decision" in text
@@ -28,11 +28,11 @@ def test_the_inbox_lists_what_waits_with_the_same_words_as_the_terminal(site: Si
 
 
 def test_what_goes_back_stands_above_all_that_waits(site: Site9476) -> None:
-    site.propose(phase="rollback-failed", target="elsewhere")
+    site.propose(phase="RollbackFailed", target="elsewhere")
     for _ in range(60):
         site.propose()
     text = site.browser("ada").get("/").text
-    assert text.index("Going back") < text.index("rollback-failed") < text.index("awaiting")
+    assert text.index("Going back") < text.index("RollbackFailed") < text.index("AwaitingApproval")
 
 
 def test_a_proposal_says_what_where_how_much_how_sure_and_who_is_missing(site: Site9476) -> None:
@@ -98,7 +98,7 @@ def test_a_freeze_and_a_missing_daemon_are_said_on_every_page(site: Site9476) ->
 
 def test_lists_are_paged_and_nothing_is_lost_or_twice(site: Site9476) -> None:
     for _ in range(7):
-        site.propose(phase="rejected")
+        site.propose(phase="Rejected")
     browser = site.browser("ada")
     from retuned.review import app
 
@@ -119,7 +119,7 @@ def test_lists_are_paged_and_nothing_is_lost_or_twice(site: Site9476) -> None:
 
 def test_a_record_that_cannot_be_understood_is_named_and_hides_no_other(site: Site9476) -> None:
     one = site.propose()
-    site.store.add("proposal", "damaged", {"nonsense": True}, phase="awaiting")
+    site.store.add("proposal", "damaged", {"nonsense": True}, phase="AwaitingApproval")
     text = site.browser("ada").get("/").text
     assert key_of(one.id) in text
     assert "Left out, it cannot be read" in text

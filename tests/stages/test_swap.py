@@ -14,6 +14,7 @@ from retuned.contract import Digest, Guard, TrustClass
 from retuned.stages.proposal import Proposal, Risk
 from retuned.stages.swap import (
     SlotFacts,
+    Spread,
     SwapKind,
     SwapOrder,
     is_carried_out,
@@ -57,7 +58,7 @@ def proposal(definition: str = "linear") -> Proposal:
 
 
 def test_an_order_carries_what_was_approved_and_nothing_else() -> None:
-    order = order_swap(proposal(), epoch=3, shadow_every=20)
+    order = order_swap(proposal(), epoch=3, spread=Spread(shadow_every=20))
     assert (order.kind, order.artifact, order.guard) == (SwapKind.SWAP, NEW, GUARD)
     assert (order.previous, order.previous_guard, order.shadow_every) == (None, None, 20)
     assert order.id == order_swap(proposal(), epoch=3).id

@@ -249,7 +249,7 @@ class FileWorld:
     def approve(self) -> None:
         """Say yes to what waits, by the policy that is in force."""
         (policy,) = self.world.policies
-        for stored in self.world.store.list(RecordKind.PROPOSAL, phase="awaiting"):
+        for stored in self.world.store.list(RecordKind.PROPOSAL, phase="AwaitingApproval"):
             decision = SwapDecision(
                 proposal=stored.id,
                 digest=stored.body["artifact"],

@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.standalone.proofs import MACHINE, interval, measured, proof
 
+from retuned.api.proposal import ProposalPhase
 from retuned.clock import FakeClock
 from retuned.contract import Digest, Language, Solution, SourceFile, TrustClass, digest_of
 from retuned.errors import CandidateError, TemporaryError
@@ -37,6 +38,8 @@ from retuned.traces.folder import FakeTraceSource
 KERNEL = "linear"
 ENVIRONMENT = MACHINE.digest
 WINDOW = timedelta(seconds=5)
+_SERVER = 2**22 + 1
+"""Number of the server's process; no process of the machine has it."""
 
 
 class Killed(BaseException):
@@ -174,6 +177,12 @@ def auto_policy() -> KernelTuningPolicy:
                 "mode": "Enforce",
                 "validation": {"minSpeedup": 1.02, "confidence": 0.99},
                 "gates": [{"name": "one", "approvals": {"required": 1}}],
+                "rollout": {
+                    "canary": {"bake": "0s"},
+                    "minInterval": "0s",
+                    "postPromotionWatch": "0s",
+                    "analysis": {"interval": "1s", "inconclusiveLimit": 1000},
+                },
             },
         }
     )
@@ -189,6 +198,8 @@ class World:
     paid: list[tuple[str, Digest]] = field(default_factory=list)
     bench_failures: dict[Digest, Exception] = field(default_factory=dict)
     policies_gone: bool = False
+    server_ended: bool = False
+    """Whether no process of the server runs; one that is merely `away` does not answer."""
     notary: FakeNotary = field(default_factory=FakeNotary)
     boundaries: int = 0
     kill_at: int | None = None
@@ -250,6 +261,7 @@ class World:
                 environment=ENVIRONMENT,
                 catalog=Kernels(),
                 policies=self.read_policies,
+                server_processes=lambda: frozenset() if self.server_ended else frozenset({_SERVER}),
                 spans=self.spans,
             )
         )
@@ -298,7 +310,8 @@ class World:
         traces.add(batch)
 
     def approve_what_waits(self) -> None:
-        for stored in self.store.list(RecordKind.PROPOSAL, phase="awaiting"):
+        waiting = (ProposalPhase.PENDING, ProposalPhase.AWAITING_APPROVAL)
+        for stored in (s for p in waiting for s in self.store.list(RecordKind.PROPOSAL, phase=p)):
             decision = SwapDecision(
                 proposal=stored.id,
                 digest=stored.body["artifact"],

@@ -18,7 +18,6 @@ from retuned.stages.profile import Signature, SignatureStat, WorkloadProfile
 from retuned.stages.swap import SwapKind, SwapOrder
 from retuned.standalone import experiments, hypotheses
 from retuned.standalone.context import Context, RecordKind
-from retuned.standalone.gate_requests import policy_limits
 
 SISTER = "linear_sister"
 
@@ -257,14 +256,14 @@ def test_a_policy_forbids_experiments_and_limits_their_size(world: World) -> Non
 
 def test_a_policy_says_how_long_harm_is_remembered(world: World) -> None:
     ctx = world.loop.ctx
-    limits = policy_limits(ctx, KERNEL)
+    limits = ctx.policy_limits(KERNEL)
     assert limits is not None
     under(world, {"rollout": {"autoRollback": {"quarantine": "2h"}}})
-    changed = policy_limits(ctx, KERNEL)
+    changed = ctx.policy_limits(KERNEL)
     assert changed is not None
     assert changed.quarantine == timedelta(hours=2) != limits.quarantine
     world.policies = ()
-    assert policy_limits(ctx, KERNEL) is None
+    assert ctx.policy_limits(KERNEL) is None
 
 
 def test_a_process_that_misses_an_answer_does_not_bring_its_whole_life_into_one_window(

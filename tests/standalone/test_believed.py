@@ -14,7 +14,7 @@ from retuned.experiment.fake import FakeBench
 from retuned.lab.generators.priors import Expectation
 from retuned.stages.experiment import ExperimentPlan, Turn, TurnOutcome
 from retuned.standalone.context import Context, RecordKind
-from retuned.standalone.priors import priors_for
+from retuned.standalone.findings import priors_for
 
 HERE = {"family": lambda _name: "linear", "language": "cpu_cpp", "arch": "cpu"}
 

@@ -17,9 +17,9 @@ from tests.standalone.local_world import Killed, auto_policy
 from retuned import catalog
 from retuned.contract import Language
 from retuned.errors import CandidateError
+from retuned.node.order_store import latest
 from retuned.stages.gate import KernelTuningPolicy
 from retuned.standalone.context import RecordKind
-from retuned.standalone.orders import latest
 from retuned.store.keys import Ed25519Notary
 
 
@@ -44,15 +44,15 @@ def policy_with(files: FileWorld, **spec: object) -> None:
 def test_a_row_goes_from_traffic_to_the_server_and_back_byte_by_byte(files: FileWorld) -> None:
     server = files.start()
     id = files.swap()
-    assert files.phase(id) == "watching", files.trail(id)
+    assert files.phase(id) == "Analyzing", files.trail(id)
     assert server.picks(16, 64, 65, 128) == [WON, SMALL, LARGE, LARGE]
     assert files.file.read_bytes() != files.original
     files.look(3)
-    assert files.phase(id) == "promoted"
-    assert ("promoted", "configured") in files.trail(id)
+    assert files.phase(id) == "Promoted"
+    assert ("promoted", "proven") in files.trail(id)
     ask_back(files, id)
     files.look()
-    assert files.phase(id) == "rolled-back"
+    assert files.phase(id) == "RolledBack"
     assert files.file.read_bytes() == files.original
     assert server.picks(16, 64, 65, 128) == [SMALL, SMALL, LARGE, LARGE]
     assert files.world.unexpected() == 0.0
@@ -63,7 +63,7 @@ def test_what_a_proposal_writes_is_named_in_it_with_the_file_that_it_is_for(
 ) -> None:
     files.start()
     files.drift()
-    (stored,) = files.world.store.list(RecordKind.PROPOSAL, phase="awaiting")
+    (stored,) = files.world.store.list(RecordKind.PROPOSAL, phase="AwaitingApproval")
     written = files.world.store.get(RecordKind.FILE_CHANGE, stored.id)
     assert written is not None
     change = json.loads(written.body["text"])
@@ -83,12 +83,12 @@ def test_a_file_that_somebody_changes_before_the_order_is_refused_and_left_alone
 ) -> None:
     server = files.start()
     files.drift()
-    (stored,) = files.world.store.list(RecordKind.PROPOSAL, phase="awaiting")
+    (stored,) = files.world.store.list(RecordKind.PROPOSAL, phase="AwaitingApproval")
     theirs = json.dumps(ROWS | {"4096": LARGE}).encode()
     files.file.write_bytes(theirs)
     files.world.approve_what_waits()
     files.look(2)
-    assert files.phase(stored.id) in ("refused", "superseded"), files.trail(stored.id)
+    assert files.phase(stored.id) in ("RolledBack", "Superseded"), files.trail(stored.id)
     assert files.file.read_bytes() == theirs
     assert server.picks(16) == [SMALL]
 
@@ -101,8 +101,8 @@ def test_a_file_that_somebody_changes_afterwards_is_theirs_and_the_swap_ends(
     theirs = json.dumps(ROWS | {"4096": LARGE}).encode()
     files.file.write_bytes(theirs)
     files.look(2)
-    assert files.phase(id) == "rolled-back", files.trail(id)
-    assert ("alarm", "tripped") in files.trail(id)
+    assert files.phase(id) == "RolledBack", files.trail(id)
+    assert ("harm-detected", "tripped") in files.trail(id)
     assert files.file.read_bytes() == theirs
     assert server.picks(16) == [SMALL], "nothing of ours is left in a cache"
 
@@ -114,14 +114,14 @@ def test_a_server_that_is_started_anew_is_proven_to_pick_the_row_again(files: Fi
     written = files.file.read_bytes()
     files.servers[0].stop()
     files.look(2)
-    assert files.phase(id) == "promoted", "a server that is away says nothing against a row"
+    assert files.phase(id) == "Promoted", "a server that is away says nothing against a row"
     server = files.start()
     files.look(3)
-    assert files.phase(id) == "promoted", files.trail(id)
+    assert files.phase(id) == "Promoted", files.trail(id)
     assert (server.picks(16), files.file.read_bytes()) == ([WON], written)
     ask_back(files, id)
     files.look()
-    assert (files.phase(id), files.file.read_bytes()) == ("rolled-back", files.original)
+    assert (files.phase(id), files.file.read_bytes()) == ("RolledBack", files.original)
     assert server.picks(16) == [SMALL]
 
 
@@ -130,10 +130,10 @@ def test_a_daemon_that_is_started_anew_takes_back_what_it_wrote_before(files: Fi
     id = files.swap()
     files.restart_daemon()
     files.look()
-    assert files.phase(id) == "watching"
+    assert files.phase(id) == "Analyzing"
     ask_back(files, id)
     files.look()
-    assert (files.phase(id), files.file.read_bytes()) == ("rolled-back", files.original)
+    assert (files.phase(id), files.file.read_bytes()) == ("RolledBack", files.original)
     assert server.picks(16) == [SMALL]
 
 
@@ -143,11 +143,11 @@ def test_all_ranks_of_a_server_pick_the_row_of_the_file_that_one_of_them_wrote(
     servers = [files.start() for _ in range(3)]
     id = files.swap()
     files.look(3)
-    assert files.phase(id) == "promoted", files.trail(id)
+    assert files.phase(id) == "Promoted", files.trail(id)
     assert [server.picks(16) for server in servers] == [[WON]] * 3
     ask_back(files, id)
     files.look()
-    assert files.phase(id) == "rolled-back"
+    assert files.phase(id) == "RolledBack"
     assert [server.picks(16) for server in servers] == [[SMALL]] * 3
     assert files.file.read_bytes() == files.original
 
@@ -156,9 +156,9 @@ def test_a_rank_that_comes_late_is_told_and_picks_the_row_too(files: FileWorld) 
     files.start()
     id = files.swap()
     late = files.start()
-    files.look(3)
+    files.look(5)
     assert late.picks(16) == [WON]
-    assert files.phase(id) == "promoted", files.trail(id)
+    assert files.phase(id) == "Promoted", files.trail(id)
     sample = next(iter(files.world.loop.ctx.swapper.samples()))
     assert (sample.processes, sample.idle_processes) == (2, 0)
 
@@ -170,8 +170,8 @@ def test_a_rank_whose_cache_does_not_empty_sends_all_back_and_the_row_is_gone(
     for server in servers:
         server.picks(16)
     id = files.swap()
-    assert files.phase(id) == "rolled-back", files.trail(id)
-    assert ("alarm", "partial-commit") in files.trail(id)
+    assert files.phase(id) == "RolledBack", files.trail(id)
+    assert ("harm-detected", "partial-commit") in files.trail(id)
     assert [server.picks(16) for server in servers] == [[SMALL]] * 3
     assert files.file.read_bytes() == files.original
 
@@ -182,8 +182,8 @@ def test_a_server_whose_cache_does_not_empty_has_refused_and_its_file_is_back(
     server = files.start(RETUNED_TEST_CACHE="stuck")
     server.picks(16)
     id = files.swap()
-    assert files.phase(id) == "refused"
-    assert ("refused", "not-engaged") in files.trail(id)
+    assert files.phase(id) == "RolledBack"
+    assert ("order-refused", "not-engaged") in files.trail(id)
     assert (files.file.read_bytes(), server.picks(16)) == (files.original, [SMALL])
 
 
@@ -191,7 +191,7 @@ def test_a_process_that_reads_no_such_file_takes_no_part(files: FileWorld) -> No
     server = files.start()
     files.start(RETUNED_TEST_READS="nothing")
     id = files.swap()
-    assert files.phase(id) == "watching", files.trail(id)
+    assert files.phase(id) == "Analyzing", files.trail(id)
     assert server.picks(16) == [WON]
 
 
@@ -202,12 +202,12 @@ def test_a_server_without_a_file_gets_one_that_keeps_its_defaults_and_none_after
     server = files.start(RETUNED_TEST_DEFAULTS=json.dumps([SMALL, LARGE]))
     before = server.picks(*range(1, 300))
     id = files.swap()
-    assert files.phase(id) == "watching", files.trail(id)
+    assert files.phase(id) == "Analyzing", files.trail(id)
     expected = [WON if 9 <= m <= 16 else was for m, was in enumerate(before, start=1)]
     assert server.picks(*range(1, 300)) == expected
     ask_back(files, id)
     files.look()
-    assert files.phase(id) == "rolled-back"
+    assert files.phase(id) == "RolledBack"
     assert not files.file.exists()
     assert server.picks(*range(1, 300)) == before
 
@@ -217,7 +217,7 @@ def test_a_server_that_trusts_the_daemons_key_takes_its_change_and_nobody_elses(
 ) -> None:
     server = files.start(RETUNED_TRUSTED_KEY=files.notary.public_hex())
     id = files.swap()
-    assert (files.phase(id), server.picks(16)) == ("watching", [WON])
+    assert (files.phase(id), server.picks(16)) == ("Analyzing", [WON])
 
 
 def test_a_server_that_trusts_another_key_refuses_and_its_file_stays(
@@ -226,16 +226,19 @@ def test_a_server_that_trusts_another_key_refuses_and_its_file_stays(
     other = Ed25519Notary(tmp_path / "other").public_hex()
     server = files.start(RETUNED_TRUSTED_KEY=other)
     id = files.swap()
-    assert files.phase(id) == "refused"
-    assert ("refused", "signature-unknown-key") in files.trail(id)
+    assert files.phase(id) == "RolledBack"
+    assert ("order-refused", "signature-unknown-key") in files.trail(id)
     assert (files.file.read_bytes(), server.picks(16)) == (files.original, [SMALL])
 
 
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ({"validation": {"endToEnd": "required"}}, "end-to-end-not-switchable"),
-        ({"rollout": {"canary": {"steps": [{"fraction": 0.1}]}}}, "canary-not-possible"),
+        ({"validation": {"endToEnd": "required"}}, "end-to-end-unavailable"),
+        (
+            {"rollout": {"canary": {"steps": [{"fraction": 0.1}], "bake": "0s"}}},
+            "canary-not-possible",
+        ),
     ],
 )
 def test_a_policy_that_wants_what_no_file_can_give_keeps_the_change_waiting(
@@ -244,8 +247,8 @@ def test_a_policy_that_wants_what_no_file_can_give_keeps_the_change_waiting(
     policy_with(files, **spec)
     server = files.start()
     id = files.swap()
-    assert files.phase(id) == "approved"
-    assert files.trail(id).count(("waits", reason)) == 1
+    assert files.phase(id) == "Scheduled"
+    assert files.trail(id).count(("scheduled", reason)) == 1
     assert (files.file.read_bytes(), server.picks(16)) == (files.original, [SMALL])
 
 
@@ -276,7 +279,7 @@ def test_what_is_in_force_is_shown_as_a_slot_whose_launches_nobody_counts(
     files.swap()
     (slot,) = files.world.loop.ctx.swapper.slots()
     assert (slot.definition, slot.active, slot.counted) == (DEFINITION, files.found.digest, False)
-    (kept,) = latest(files.world.loop.ctx).values()
+    (kept,) = latest(files.world.store).values()
     with pytest.raises(CandidateError) as switched:
         files.world.loop.ctx.swapper.bypass(DEFINITION, on=True)
     with pytest.raises(CandidateError) as ramped:
@@ -313,9 +316,9 @@ def test_a_daemon_that_is_killed_over_and_over_ends_with_the_row_and_then_with_t
     server = files.start()
     files.drift()
     files.approve()
-    id = until(files, "watching", deaths=deaths)
+    id = until(files, "Analyzing", deaths=deaths)
     assert server.picks(16, 64) == [WON, SMALL]
     ask_back(files, id)
-    until(files, "rolled-back", deaths=deaths)
+    until(files, "RolledBack", deaths=deaths)
     assert files.file.read_bytes() == files.original
     assert server.picks(16, 64) == [SMALL, SMALL]

@@ -18,7 +18,7 @@ from retuned.node.gpu import FakeDevices
 from retuned.ports import DeviceState
 from retuned.standalone.context import RecordKind
 from retuned.standalone.daemon import Loop
-from retuned.standalone.devices import WHAT, DevicePoller, descendants, said_beside
+from retuned.standalone.metrics import WHAT, DevicePoller, descendants, said_beside
 from retuned.standalone.review_page import served
 from retuned.standalone.review_source import key_of
 
@@ -65,7 +65,7 @@ def test_an_experiment_has_beside_it_what_may_have_slowed_it(world: World) -> No
     until_it_waits(world)
     assert len(said(world, RecordKind.EXPERIMENT)) >= 2
     assert all("throttled (power)" in each for each in said(world, RecordKind.EXPERIMENT))
-    (stored,) = world.store.list(RecordKind.PROPOSAL, phase="awaiting")
+    (stored,) = world.store.list(RecordKind.PROPOSAL, phase="AwaitingApproval")
     words = said_beside(world.store, RecordKind.EXPERIMENT, str(stored.body["experiment"]))
     began, ended = words.split("; as it ended, ")
     assert began == f"as it began, {ended}"

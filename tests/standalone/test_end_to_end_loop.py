@@ -19,6 +19,7 @@ from retuned.stages.watch import EndToEndSettings, Served, ServerResponse
 from retuned.standalone import end_to_end
 from retuned.standalone.context import RecordKind
 from retuned.standalone.daemon import Loop
+from retuned.standalone.facts import quarantined
 
 QUICK = EndToEndSettings(looks=(4, 8))
 
@@ -78,17 +79,17 @@ def swapped(world: World, users: Users) -> World:
         if world.server.slots()[0].active is not None:
             world.server.counts[KERNEL] = {"swapped_launches": 900, "shadow_checks": 30}
         steps(world)
-    assert world.phases(RecordKind.PROPOSAL) == ["watching"], (
+    assert world.phases(RecordKind.PROPOSAL) == ["Watching"], (
         "clean, and not kept before it is measured"
     )
     return world
 
 
-def approve(world: World) -> None:
+def approve(world: World, *, phase: str = "AwaitingApproval") -> None:
     from retuned.stages.gate import DecisionKind, SwapDecision
     from retuned.store.approvals import Approvals
 
-    for stored in world.store.list(RecordKind.PROPOSAL, phase="awaiting"):
+    for stored in world.store.list(RecordKind.PROPOSAL, phase=phase):
         Approvals(world.store).give(
             SwapDecision(
                 proposal=stored.id,
@@ -123,7 +124,7 @@ def test_a_swap_that_keeps_its_promise_is_kept_with_signed_evidence(
     assert (found.phase, found.body["report"]["reason"]) == ("pass", "gain-holds")
     assert not swapped.server.slots()[0].bypassed
     swapped.loop.steer()
-    assert swapped.phases(RecordKind.PROPOSAL) == ["promoted"]
+    assert swapped.phases(RecordKind.PROPOSAL) == ["Promoted"]
     assert swapped.server.slots()[0].active == WINNER.digest
     envelope = SignedEvidence.model_validate_json(swapped.store.get_blob(found.body["evidence"]))
     signature = bytes.fromhex(envelope.signature)
@@ -154,10 +155,10 @@ def test_a_swap_that_fails_goes_back_with_evidence_and_a_lesson(
         setattr(users, name, value)
     swapped.loop.measure()
     swapped.loop.steer()
-    assert swapped.phases(RecordKind.PROPOSAL) == ["rolled-back"]
+    assert swapped.phases(RecordKind.PROPOSAL) == ["RolledBack"]
     assert swapped.server.slots()[0].active is None
-    assert swapped.store.get(RecordKind.QUARANTINE, WINNER.digest) is not None
-    (alarm,) = [e for e in swapped.store.events() if e.what == "alarm"]
+    assert WINNER.digest in quarantined(swapped.loop.ctx)
+    (alarm,) = [e for e in swapped.store.events() if e.what == "rolling-back"]
     assert alarm.detail["reason"] == f"end-to-end-{reason}"
     (lesson,) = [e for e in swapped.store.events() if e.what == "end-to-end-lesson"]
     assert (lesson.kind, lesson.detail["candidate"]) == (RecordKind.EXPERIMENT, WINNER.digest)
@@ -211,18 +212,21 @@ def test_a_daemon_that_starts_switches_on_what_a_killed_one_left_off(
 
 @pytest.mark.parametrize(
     ("rule", "phase", "active"),
-    [("required", "rolled-back", None), ("whenPossible", "promoted", WINNER.digest)],
+    [("required", "RolledBack", None), ("whenPossible", "Promoted", WINNER.digest)],
 )
 def test_a_server_that_cannot_be_asked_is_asked_again_until_the_time_is_up(
     swapped: World, users: Users, rule: str, phase: str, active: str | None
 ) -> None:
     swapped.policies = (policy(rule),)
+    approve(swapped, phase="Watching")
     users.away = True
     swapped.loop.measure()
     swapped.loop.steer()
-    assert swapped.phases(RecordKind.PROPOSAL) == ["watching"]
+    assert swapped.phases(RecordKind.PROPOSAL) == ["Watching"]
     swapped.clock.advance(1801.0)
     swapped.loop.measure()
+    swapped.loop.steer()
+    swapped.clock.advance(2.0)
     swapped.loop.steer()
     found = record(swapped)
     assert (found.phase, found.body["report"]["reason"]) == ("not-measured", "no-answer")
@@ -246,7 +250,7 @@ def test_a_swap_that_goes_back_meanwhile_is_measured_no_more(swapped: World, use
     users.serve = harmed  # type: ignore[method-assign]
     swapped.loop.measure()
     assert len(users.states) == 5
-    assert swapped.phases(RecordKind.PROPOSAL) == ["rolled-back"]
+    assert swapped.phases(RecordKind.PROPOSAL) == ["RolledBack"]
     assert record(swapped).phase == end_to_end.MEASURING
     swapped.loop.measure()
     assert len(users.states) == 5
@@ -268,10 +272,12 @@ def test_a_daemon_that_stops_leaves_the_swap_on(swapped: World, users: Users) ->
 
 def test_off_measures_nothing(swapped: World, users: Users) -> None:
     swapped.policies = (policy("off"),)
+    approve(swapped, phase="Watching")
     swapped.loop.measure()
     assert users.states == []
+    swapped.clock.advance(2.0)
     swapped.loop.steer()
-    assert swapped.phases(RecordKind.PROPOSAL) == ["promoted"]
+    assert swapped.phases(RecordKind.PROPOSAL) == ["Promoted"]
 
 
 def test_without_a_policy_that_can_be_read_nothing_is_promoted(
@@ -281,7 +287,7 @@ def test_without_a_policy_that_can_be_read_nothing_is_promoted(
     swapped.loop.measure()
     swapped.loop.steer()
     assert users.states == []
-    assert swapped.phases(RecordKind.PROPOSAL) == ["watching"]
+    assert swapped.phases(RecordKind.PROPOSAL) == ["Watching"]
 
 
 def test_what_must_be_measured_and_cannot_be_is_not_swapped(world: World) -> None:
@@ -293,10 +299,10 @@ def test_what_must_be_measured_and_cannot_be_is_not_swapped(world: World) -> Non
         approve(world)
         world.clock.advance(2.0)
         world.loop.turn()
-    assert world.phases(RecordKind.PROPOSAL) == ["approved"]
+    assert world.phases(RecordKind.PROPOSAL) == ["Scheduled"]
     assert world.server.flips == []
-    (waits,) = [e for e in world.store.events() if e.what == "waits"]
-    assert waits.detail["reason"] == "end-to-end-no-endpoint"
+    (waits,) = [e for e in world.store.events() if e.what == "scheduled"]
+    assert waits.detail["reason"] == "end-to-end-unavailable"
 
 
 def test_people_and_programs_are_shown_what_was_measured(
@@ -334,7 +340,7 @@ def test_nobody_waits_for_the_measuring(swapped: World, users: Users) -> None:
     assert entered.wait(120.0)
     swapped.server.counts[KERNEL] = {"swapped_launches": 1, "shadow_checks": 1, "errors": 9}
     swapped.loop.steer()
-    assert swapped.phases(RecordKind.PROPOSAL) == ["rolled-back"]
+    assert swapped.phases(RecordKind.PROPOSAL) == ["RolledBack"]
     leave.set()
     thread.join(120.0)
     assert not thread.is_alive()

@@ -16,15 +16,14 @@ from tests.standalone.test_proposing import win
 from retuned.errors import UnreadableInput
 from retuned.stages.proposal import Proposal
 from retuned.stages.swap import order_swap
-from retuned.standalone import cleanup, proposal_steps
-from retuned.standalone.context import Context, RecordKind
-from retuned.standalone.retention import (
+from retuned.standalone import cleanup, proposals
+from retuned.standalone.cleanup import (
     LabArtifactType,
     LabFile,
     RetainedIds,
-    Retention,
     expendable,
 )
+from retuned.standalone.context import Context, RecordKind, Retention
 
 DAY_S = 86_400.0
 OTHER = "sha256:" + "cd" * 32
@@ -70,7 +69,7 @@ def test_after_its_time_goes_what_nobody_needs_and_nothing_sooner(
     world: World, ctx: Context
 ) -> None:
     win(ctx)
-    proposal_steps.propose(ctx)
+    proposals.propose(ctx)
     world.clock.advance(29 * DAY_S)
     assert cleanup.keep_house(ctx).total() == 0
     assert len(artifacts(ctx)) == 3
@@ -102,16 +101,16 @@ def test_it_is_looked_once_a_day(world: World, ctx: Context) -> None:
     assert cleanup.keep_house(ctx)[LabArtifactType.ARTIFACT] == 1
 
 
-@pytest.mark.parametrize("phase", ["new", "prepared", "done"])
+@pytest.mark.parametrize("phase", ["new", "sent", "done"])
 def test_what_is_in_force_or_ordered_stays_with_its_way_back_and_its_evidence(
     world: World, ctx: Context, phase: str
 ) -> None:
     win(ctx)
-    proposal_steps.propose(ctx)
+    proposals.propose(ctx)
     (stored,) = ctx.store.list(RecordKind.PROPOSAL)
     order = order_swap(Proposal.model_validate(stored.body), epoch=1, previous=OTHER)
     ctx.store.add(RecordKind.ORDER, order.id, order.model_dump(mode="json"), phase=phase)
-    ctx.store.advance(RecordKind.PROPOSAL, stored.id, expect="awaiting", to="superseded")
+    ctx.store.advance(RecordKind.PROPOSAL, stored.id, expect="Pending", to="Superseded")
     world.clock.advance(500 * DAY_S)
     cleanup.keep_house(ctx)
     assert artifacts(ctx) >= {WINNER.digest, OTHER}
@@ -122,9 +121,9 @@ def test_evidence_stays_longer_than_raw_samples_and_its_going_is_written_down(
     world: World, ctx: Context
 ) -> None:
     experiment = win(ctx)
-    proposal_steps.propose(ctx)
+    proposals.propose(ctx)
     (stored,) = ctx.store.list(RecordKind.PROPOSAL)
-    ctx.store.advance(RecordKind.PROPOSAL, stored.id, expect="awaiting", to="rejected")
+    ctx.store.advance(RecordKind.PROPOSAL, stored.id, expect="Pending", to="Rejected")
     world.clock.advance(100 * DAY_S)
     cleanup.keep_house(ctx)
     assert artifacts(ctx) == set()
@@ -142,9 +141,9 @@ def test_evidence_stays_longer_than_raw_samples_and_its_going_is_written_down(
 
 def test_a_win_that_waits_or_rests_keeps_its_evidence(world: World, ctx: Context) -> None:
     experiment = win(ctx)
-    proposal_steps.propose(ctx)
+    proposals.propose(ctx)
     (stored,) = ctx.store.list(RecordKind.PROPOSAL)
-    ctx.store.advance(RecordKind.PROPOSAL, stored.id, expect="awaiting", to="expired")
+    ctx.store.advance(RecordKind.PROPOSAL, stored.id, expect="Pending", to="Expired")
     ctx.store.advance(RecordKind.EXPERIMENT, experiment, expect="proposed", to="lapsed")
     world.clock.advance(500 * DAY_S)
     cleanup.keep_house(ctx)
@@ -163,9 +162,9 @@ def test_a_kill_anywhere_leaves_records_and_files_that_the_next_day_clears(
     world: World, ctx: Context
 ) -> None:
     experiment = win(ctx)
-    proposal_steps.propose(ctx)
+    proposals.propose(ctx)
     (stored,) = ctx.store.list(RecordKind.PROPOSAL)
-    ctx.store.advance(RecordKind.PROPOSAL, stored.id, expect="awaiting", to="rejected")
+    ctx.store.advance(RecordKind.PROPOSAL, stored.id, expect="Pending", to="Rejected")
     world.clock.advance(400 * DAY_S)
     kills = 0
     while True:

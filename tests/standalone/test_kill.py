@@ -35,11 +35,11 @@ def test_a_daemon_killed_again_and_again_loses_nothing_and_does_nothing_twice(
     world.go_on(world.rng.uniform(0.0, 0.15))
     world.kill("rollback")
     world.start()
-    assert world.wait(lambda: world.phase() == "rolled-back"), world.log()[-3000:]
+    assert world.wait(lambda: world.phase() == "RolledBack"), world.log()[-3000:]
     assert world.wait(lambda: world.slot().active is None)
     assert world.wait(world.rested), world.log()[-3000:]
     world.kill("end")
-    check(world, end="rolled-back")
+    check(world, end="RolledBack")
     counted = world.stop_server()
     assert counted["calls"] > 100
     assert counted["wrong"] == 0

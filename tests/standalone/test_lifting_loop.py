@@ -20,17 +20,19 @@ from retuned.contract import AxisConst, Guard, Language, digest_of
 from retuned.errors import CandidateError, HarnessError
 from retuned.lifting.lift import Lifted
 from retuned.lifting.recognition import assignments, fitted
+from retuned.node import order_executor
 from retuned.ports import TraceBatch
 from retuned.runtime_client import kernels as runtime_kernels
 from retuned.runtime_client.kernels import FakeKernelTap, RuntimeKernels
 from retuned.stages.profile import Signature, SignatureStat, bucket
 from retuned.stages.swap import SwapKind, SwapOrder
 from retuned.stages.trace import LaunchRecord
-from retuned.standalone import experiments, order_delivery
+from retuned.standalone import experiments
 from retuned.standalone import kernels as lifting
 from retuned.standalone.context import Context, RecordKind
 from retuned.standalone.daemon import Loop
 from retuned.standalone.kernels import KnownKernels
+from retuned.standalone.node import LocalNode
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -290,7 +292,7 @@ def test_an_order_for_a_live_kernel_opens_its_slot(
         artifact=solution.digest, previous=None, guard=Guard(), epoch=7,
     )  # fmt: skip
     ctx.store.add(RecordKind.ORDER, order.id, order.model_dump(mode="json"), phase="new")
-    order_delivery.drive_orders(ctx)
+    order_executor.carry_out(LocalNode.over(ctx))
     assert swapper.flips == ["o"]
     assert name in {slot.definition for slot in swapper.slots()}
 

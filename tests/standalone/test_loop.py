@@ -11,6 +11,7 @@ from tests.standalone.local_world import INCUMBENT, KERNEL, WINNER, Killed, Worl
 
 from retuned.stages.swap import SwapKind
 from retuned.standalone.context import RecordKind
+from retuned.standalone.facts import quarantined
 
 
 def tell_story(world: World) -> None:
@@ -30,7 +31,7 @@ def tell_story(world: World) -> None:
     for _ in range(4):
         world.window(256)
         safely(lambda: world.loop.turn())
-    for _ in range(6):
+    for _ in range(8):
         safely(world.approve_what_waits)
         world.clock.advance(2.0)
         if world.server.slots()[0].active is not None:
@@ -39,7 +40,7 @@ def tell_story(world: World) -> None:
 
 
 def assert_converged(world: World) -> None:
-    assert Counter(world.phases(RecordKind.PROPOSAL)) == {"promoted": 1}
+    assert Counter(world.phases(RecordKind.PROPOSAL)) == {"Promoted": 1}
     orders = [o.body for o in world.store.list(RecordKind.ORDER)]
     assert [o["kind"] for o in orders] == [SwapKind.SWAP]
     assert world.server.slots()[0].active == WINNER.digest
@@ -57,7 +58,7 @@ def test_drift_leads_to_a_refined_experiment_a_proposal_a_swap_and_a_promotion(
     assert_converged(world)
     assert Counter(world.paid).most_common(1)[0][1] == 1, "no candidate is measured twice"
     order = world.store.list(RecordKind.ORDER)[0].body
-    assert (order["previous"], order["epoch"]) == (None, 1)
+    assert (order["previous"], order["epoch"]) == (None, 2)
     proposal = world.store.list(RecordKind.PROPOSAL)[0].body
     assert proposal["baseline"] == INCUMBENT.digest
     assert proposal["evidence"] is not None
@@ -98,13 +99,12 @@ def test_a_mismatch_found_by_shadow_checks_is_rolled_back_and_quarantined(world:
         "worst_ratio": 3.0,
     }
     world.loop.steer()
-    assert world.phases(RecordKind.PROPOSAL) == ["rolled-back"]
+    assert world.phases(RecordKind.PROPOSAL) == ["RolledBack"]
     assert world.server.slots()[0].active is None
-    assert [e.what for e in world.store.events() if e.what in {"alarm", "rolled-back"}] == [
-        "alarm",
-        "rolled-back",
-    ]
-    assert world.store.get(RecordKind.QUARANTINE, WINNER.digest) is not None
+    steps = ("harm-detected", "reverted", "rolling-back", "rolled-back")
+    happened = [e.what for e in world.store.events() if e.what in steps]
+    assert happened == ["harm-detected", "reverted", "rolling-back", "reverted", "rolled-back"]
+    assert WINNER.digest in quarantined(world.loop.ctx)
 
 
 def test_a_server_that_was_restarted_gets_its_swap_back(world: World) -> None:
@@ -125,16 +125,16 @@ def test_a_server_that_is_away_loses_nothing(world: World) -> None:
     world.approve_what_waits()
     world.clock.advance(1.0)
     world.loop.turn()
-    assert world.phases(RecordKind.PROPOSAL) == ["swapping"]
+    assert world.phases(RecordKind.PROPOSAL) == ["Scheduled"]
     world.server.away = False
     world.loop.turn()
-    assert world.phases(RecordKind.PROPOSAL) == ["watching"]
+    assert world.phases(RecordKind.PROPOSAL) == ["Analyzing"]
 
 
 def test_without_a_policy_nothing_is_ever_swapped(world: World) -> None:
     world.policies = ()
     tell_story(world)
-    assert world.phases(RecordKind.PROPOSAL) == ["awaiting"]
+    assert world.phases(RecordKind.PROPOSAL) == ["AwaitingApproval"]
     assert world.server.flips == []
     gate = world.store.list(RecordKind.GATE)[0].body
     assert (gate["state"], gate["reason"]) == ("waiting", "no-policy")
@@ -143,8 +143,8 @@ def test_without_a_policy_nothing_is_ever_swapped(world: World) -> None:
 def test_an_artifact_that_the_server_refuses_leaves_the_original_running(world: World) -> None:
     world.server.refuse[WINNER.digest] = "self-check-failed"
     tell_story(world)
-    assert world.phases(RecordKind.PROPOSAL) == ["refused"]
-    assert world.phases(RecordKind.ORDER) == ["refused"]
+    assert world.phases(RecordKind.PROPOSAL) == ["RolledBack"]
+    assert world.phases(RecordKind.ORDER) == ["refused", "done"], "and the original is confirmed"
     assert world.server.slots()[0].active is None
 
 

@@ -10,7 +10,16 @@ import pytest
 from tests.standalone.local_world import INCUMBENT, WINNER, Lab, World
 from tests.standalone.proofs import interval, proof, raw
 from tests.standalone.test_proposing import win
-from tests.standalone.test_steering import FIRST, look, phase, promote, propose, swap
+from tests.standalone.test_steering import (
+    FIRST,
+    active,
+    ask_for,
+    look,
+    phase,
+    promote,
+    propose,
+    swap,
+)
 
 from retuned.contract import Workload
 from retuned.errors import TemporaryError, UnreadableInput
@@ -26,7 +35,7 @@ from retuned.stages.verdict import (
     raw_digest,
 )
 from retuned.standalone import evidence as proving
-from retuned.standalone import order_delivery, proposal_steps
+from retuned.standalone import proposals
 from retuned.standalone.context import RecordKind
 
 Change = Callable[[EvidenceDocument], EvidenceDocument]
@@ -170,7 +179,7 @@ def test_a_lab_that_lies_about_its_numbers_gets_no_signature(world: World, chang
     ctx = world.loop.ctx
     lie(world, change)
     experiment = win(ctx)
-    proposal_steps.propose(ctx)
+    proposals.propose(ctx)
     assert ctx.store.list(RecordKind.PROPOSAL) == []
     refused = [e for e in ctx.store.events(id=experiment) if e.what == "evidence-refused"]
     assert [e.detail["reason"] for e in refused] == ["evidence-contradicted"]
@@ -195,7 +204,7 @@ def test_raw_pairs_that_are_named_by_their_digest_are_signed(world: World) -> No
 
     lie(world, named)
     win(ctx)
-    proposal_steps.propose(ctx)
+    proposals.propose(ctx)
     assert len(ctx.store.list(RecordKind.PROPOSAL)) == 1
 
 
@@ -229,29 +238,29 @@ def test_a_key_that_cannot_be_read_now_refuses_no_win(
     experiment = win(ctx)
     with monkeypatch.context() as patched:
         away(world, patched, error)
-        proposal_steps.propose(ctx)
+        proposals.propose(ctx)
         assert ctx.store.list(RecordKind.PROPOSAL) == []
         assert [s.id for s in ctx.store.list(RecordKind.EXPERIMENT, phase="won")] == [experiment]
-    proposal_steps.propose(ctx)
-    assert world.phases(RecordKind.PROPOSAL) == ["awaiting"]
+    proposals.propose(ctx)
+    assert world.phases(RecordKind.PROPOSAL) == ["Pending"]
 
 
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_key_that_cannot_be_read_now_refuses_no_swap(
     world: World, monkeypatch: pytest.MonkeyPatch, ordered: bool
 ) -> None:
-    world.server.away = ordered
+    world.server.one_hangs = ordered
     id = swap(world, FIRST) if ordered else propose(world, FIRST)
     world.approve_what_waits()
-    world.server.away = False
+    world.server.one_hangs = False
     with monkeypatch.context() as patched:
         away(world, patched, UnreadableInput("key-unreadable", where="keys", message="busy"))
         look(world, 3)
-        assert phase(world, id) == ("swapping" if ordered else "approved")
+        assert phase(world, id) == ("Canary" if ordered else "Validating")
         assert world.unexpected() == 0
     look(world, 3)
     promote(world)
-    assert phase(world, id) == "promoted"
+    assert phase(world, id) == "Promoted"
 
 
 def test_a_blob_that_cannot_be_read_now_is_no_verdict(world: World) -> None:
@@ -279,13 +288,13 @@ def spoil(world: World, kind: RecordKind, id: str, **changes: object) -> None:
 def test_a_proposal_that_nobody_understands_stops_no_other_and_is_named_once(world: World) -> None:
     bad = propose(world, FIRST)
     spoil(world, RecordKind.PROPOSAL, bad, speedup={"lower": -1})
-    world.store.advance(RecordKind.PROPOSAL, bad, expect="awaiting", to="approved")
-    world.store.add(RecordKind.PROPOSAL, "worse", {"nonsense": True}, phase="swapping")
+    world.store.advance(RecordKind.PROPOSAL, bad, expect="Pending", to="Approved")
+    world.store.add(RecordKind.PROPOSAL, "worse", {"nonsense": True}, phase="Canary")
     good = propose(world, FIRST, id="good")
     world.approve_what_waits()
     look(world, 3)
-    assert phase(world, good) == "watching"
-    assert phase(world, bad) == "approved"
+    assert phase(world, good) == "Analyzing"
+    assert phase(world, bad) == "Approved"
     for id in (bad, "worse"):
         said = [e for e in world.store.events(id=id) if e.what == "record-unreadable"]
         assert len(said) == 1
@@ -295,16 +304,17 @@ def test_a_proposal_that_nobody_understands_stops_no_other_and_is_named_once(wor
 def test_what_is_in_force_goes_back_though_its_proposal_cannot_be_understood(world: World) -> None:
     id = swap(world, FIRST)
     spoil(world, RecordKind.PROPOSAL, id, speedup=None, risk="unheard of")
-    stored = world.store.get(RecordKind.PROPOSAL, id)
-    assert stored is not None
-    order_delivery.roll_back(world.loop.ctx, stored, reason="requested", detail="", who="ada")
+    ask_for(world, "rollback", id)
     look(world, 2)
-    assert phase(world, id) == "rolled-back"
+    assert active(world) == FIRST.digest, "no control plane names its order any more"
+    look(world, 2, seconds=61.0)
+    assert (phase(world, id), active(world)) == ("RolledBack", None)
+    assert world.store.list(RecordKind.REQUEST, phase="new") == []
 
 
 def test_a_finding_that_nobody_understands_is_no_win_and_hides_no_other(world: World) -> None:
     ctx = world.loop.ctx
     experiment = win(ctx)
     world.store.add(RecordKind.FINDING, f"{experiment}/bad", {"verdict": "promote"}, phase="final")
-    proposal_steps.propose(ctx)
-    assert world.phases(RecordKind.PROPOSAL) == ["awaiting"]
+    proposals.propose(ctx)
+    assert world.phases(RecordKind.PROPOSAL) == ["Pending"]

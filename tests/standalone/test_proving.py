@@ -35,8 +35,9 @@ from retuned.stages.verdict import (
     ServerEnvironment,
 )
 from retuned.standalone import evidence as proving
-from retuned.standalone import proposal_steps
+from retuned.standalone import proposals
 from retuned.standalone.context import RecordKind
+from retuned.standalone.daemon import Loop
 from retuned.store.envelopes import seal
 from retuned.store.keys import FakeNotary
 
@@ -96,7 +97,7 @@ def test_what_the_lab_wrote_about_something_else_is_not_signed_nor_proposed(
     ctx = world.loop.ctx
     write(world, lambda document: document.model_copy(update=change))
     experiment = win(ctx)
-    proposal_steps.propose(ctx)
+    proposals.propose(ctx)
     assert ctx.store.list(RecordKind.PROPOSAL) == []
     assert reasons(ctx, experiment) == ["missing-evidence"]
     refused = [e for e in ctx.store.events(id=experiment) if e.what == "evidence-refused"]
@@ -118,7 +119,7 @@ def test_a_win_that_its_own_numbers_deny_is_not_proposed(world: World) -> None:
 
     write(world, lie)
     experiment = win(ctx)
-    proposal_steps.propose(ctx)
+    proposals.propose(ctx)
     assert reasons(ctx, experiment) == ["missing-evidence"]
 
 
@@ -148,7 +149,7 @@ def test_evidence_of_another_installation_is_not_proposed(world: World) -> None:
     ctx = world.loop.ctx
     experiment = win(ctx)
     rewritten(world, experiment, sealed(world, FakeNotary(), plan=experiment))
-    proposal_steps.propose(ctx)
+    proposals.propose(ctx)
     assert reasons(ctx, experiment) == ["evidence-key-unknown"]
 
 
@@ -156,7 +157,7 @@ def test_evidence_of_another_experiment_is_not_proposed(world: World) -> None:
     ctx = world.loop.ctx
     experiment = win(ctx)
     rewritten(world, experiment, sealed(world, world.notary, plan="another"))
-    proposal_steps.propose(ctx)
+    proposals.propose(ctx)
     assert reasons(ctx, experiment) == ["evidence-of-another-plan"]
 
 
@@ -164,7 +165,7 @@ def test_raw_text_without_a_signature_is_no_evidence(world: World) -> None:
     ctx = world.loop.ctx
     experiment = win(ctx)
     rewritten(world, experiment, world.store.put_blob(b'{"speedup": 9}'))
-    proposal_steps.propose(ctx)
+    proposals.propose(ctx)
     assert reasons(ctx, experiment) == ["evidence-unreadable"]
 
 
@@ -176,19 +177,19 @@ def refused(world: World, **changes: Any) -> tuple[str, str]:
     id = propose(world, FIRST, **changes)
     world.approve_what_waits()
     look(world, 2)
-    said = [e.detail for e in world.store.events(id=id) if e.what == "refused"]
+    said = [e.detail for e in world.store.events(id=id) if e.what == "invalid"]
     assert active(world) is None
     assert world.server.flips == []
     return phase(world, id), str(said[0]["reason"]) if said else ""
 
 
 def test_what_names_no_evidence_that_is_there_is_not_swapped_in(world: World) -> None:
-    assert refused(world, evidence=digest_of("gone")) == ("refused", "missing-evidence")
+    assert refused(world, evidence=digest_of("gone")) == ("Invalid", "missing-evidence")
 
 
 def test_a_stranger_s_evidence_is_not_swapped_in(world: World) -> None:
     evidence = sealed(world, FakeNotary(), speedup=SPEEDUP)
-    assert refused(world, evidence=evidence) == ("refused", "evidence-key-unknown")
+    assert refused(world, evidence=evidence) == ("Invalid", "evidence-key-unknown")
 
 
 @pytest.mark.parametrize(
@@ -204,12 +205,12 @@ def test_a_stranger_s_evidence_is_not_swapped_in(world: World) -> None:
 def test_evidence_that_does_not_carry_the_proposal_is_not_swapped_in(
     world: World, changes: dict[str, Any], reason: str
 ) -> None:
-    assert refused(world, evidence=sealed(world, world.notary, **changes)) == ("refused", reason)
+    assert refused(world, evidence=sealed(world, world.notary, **changes)) == ("Invalid", reason)
 
 
 def test_a_wider_guard_than_was_measured_is_not_swapped_in(world: World) -> None:
     guard = Guard(bounds={"M": (1, 8)})
-    assert refused(world, guard=guard) == ("refused", "evidence-contradicted")
+    assert refused(world, guard=guard) == ("Invalid", "evidence-contradicted")
 
 
 def test_damaged_evidence_is_not_swapped_in(world: World) -> None:
@@ -221,24 +222,25 @@ def test_damaged_evidence_is_not_swapped_in(world: World) -> None:
     (blob,) = world.folder.glob(f"state/**/{name}")
     blob.write_bytes(blob.read_bytes().replace(b"final", b"fjnal"))
     look(world, 2)
-    assert (phase(world, id), active(world)) == ("refused", None)
+    assert (phase(world, id), active(world)) == ("Invalid", None)
     assert "evidence-altered" in [e.detail.get("reason") for e in world.store.events(id=id)]
 
 
 def test_what_is_altered_after_the_order_is_written_does_not_reach_the_server(
     world: World,
 ) -> None:
-    world.server.away = True
+    world.server.one_hangs = True
     id = swap(world, FIRST)
-    assert phase(world, id) == "swapping"
+    assert phase(world, id) == "Canary"
     stored = world.store.get(RecordKind.PROPOSAL, id)
     assert stored is not None
     body = dict(stored.body) | {"evidence": digest_of("gone")}
-    world.store.advance(RecordKind.PROPOSAL, id, expect="swapping", to="swapping", body=body)
-    world.server.away = False
+    world.store.advance(RecordKind.PROPOSAL, id, expect="Canary", to="Canary", body=body)
+    world.server.one_hangs = False
     look(world, 2)
-    assert (phase(world, id), active(world)) == ("refused", None)
-    assert world.phases(RecordKind.ORDER) == ["refused"]
+    assert (phase(world, id), active(world)) == ("RolledBack", None)
+    assert world.phases(RecordKind.ORDER) == ["refused", "done"]
+    assert world.server.flips == [world.store.list(RecordKind.ORDER)[1].id], "the original"
 
 
 def test_a_way_back_asks_for_no_evidence(world: World) -> None:
@@ -248,12 +250,12 @@ def test_a_way_back_asks_for_no_evidence(world: World) -> None:
     assert stored is not None
     body = dict(stored.body) | {"evidence": digest_of("gone")}
     assert world.store.advance(
-        RecordKind.PROPOSAL, first, expect="promoted", to="promoted", body=body
+        RecordKind.PROPOSAL, first, expect="Promoted", to="Promoted", body=body
     )
     world.server.counts[KERNEL] = dict(WRONG)
     look(world, 2)
     assert active(world) is None
-    assert phase(world, first) == "rolled-back"
+    assert phase(world, first) == "RolledBack"
 
 
 # --- the server's own environment ------------------------------------------------------------
@@ -263,8 +265,8 @@ def test_a_server_on_another_processor_is_not_swapped(world: World) -> None:
     world.server.runs_on = ServerEnvironment(process="7", cpu="cpu:another")
     id = swap(world, FIRST)
     look(world)
-    assert (phase(world, id), active(world)) == ("refused", None)
-    (said,) = [e.detail for e in world.store.events(id=id) if e.what == "refused"]
+    assert (phase(world, id), active(world)) == ("RolledBack", None)
+    (said,) = [e.detail for e in world.store.events(id=id) if e.what == "order-refused"]
     assert said["reason"] == "server-environment-differs"
     assert "process 7" in str(said["detail"])
     assert MACHINE.arch in str(said["detail"])
@@ -274,20 +276,20 @@ def test_a_server_that_does_not_know_yet_is_waited_for(world: World) -> None:
     world.server.runs_on = ServerEnvironment(process="7")
     id = swap(world, FIRST)
     look(world, 3)
-    assert (phase(world, id), active(world)) == ("swapping", None)
+    assert (phase(world, id), active(world)) == ("Canary", None)
     world.server.runs_on = ServerEnvironment(process="7", cpu=MACHINE.arch)
     look(world)
-    assert (phase(world, id), active(world)) == ("watching", FIRST.digest)
+    assert (phase(world, id), active(world)) == ("Analyzing", FIRST.digest)
 
 
 def test_whoever_says_so_swaps_and_reads_it_in_the_log(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = replace(world.loop.ctx.settings, environment_mismatch="warn")
-    world.loop.ctx = replace(world.loop.ctx, settings=settings)
+    world.loop = Loop(replace(world.loop.ctx, settings=settings))
     world.server.runs_on = ServerEnvironment(process="7", cpu="cpu:another")
     id = swap(world, FIRST)
-    assert (phase(world, id), active(world)) == ("watching", FIRST.digest)
+    assert (phase(world, id), active(world)) == ("Analyzing", FIRST.digest)
     assert "cpu:another" in caplog.text
     assert "swapped" in trail(world, id)
 
@@ -297,7 +299,7 @@ def test_a_server_of_another_kind_still_goes_back(world: World) -> None:
     world.server.runs_on = ServerEnvironment(process="7", cpu="cpu:another")
     world.server.counts[KERNEL] = dict(WRONG)
     look(world)
-    assert (phase(world, first), active(world)) == ("rolled-back", None)
+    assert (phase(world, first), active(world)) == ("RolledBack", None)
 
 
 def test_every_fault_has_a_reason_under_the_same_name() -> None:
@@ -308,6 +310,6 @@ def test_a_finding_of_an_earlier_version_without_evidence_is_not_proposed(world:
     ctx = world.loop.ctx
     experiment = win(ctx)
     rewritten(world, experiment, None)
-    proposal_steps.propose(ctx)
+    proposals.propose(ctx)
     assert reasons(ctx, experiment) == ["missing-evidence"]
     assert ctx.store.list(RecordKind.PROPOSAL) == []

@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import pytest
 from tests.standalone.local_world import KERNEL, World
-from tests.standalone.test_steering import FIRST, active, look, phase, promote, swap, trail
+from tests.standalone.test_steering import FIRST, active, look, phase, promote, swap
 
 from retuned.ports import SlotState
 from retuned.runtime.artifacts.trust import SIGNATURE_FILE
 from retuned.stages.swap import MixedEpochs
 from retuned.standalone.context import RecordKind
+from retuned.standalone.daemon import Loop
+from retuned.standalone.facts import quarantined
 
 
 def settle(world: World, mixed: MixedEpochs, *, catch_up_s: float = 20.0) -> None:
-    world.loop.ctx = replace(
-        world.loop.ctx,
-        settings=replace(world.loop.ctx.settings, mixed_epochs=mixed, catch_up_s=catch_up_s),
-    )
+    settings = replace(world.loop.ctx.settings, mixed_epochs=mixed, catch_up_s=catch_up_s)
+    world.loop = Loop(replace(world.loop.ctx, settings=settings))
 
 
 def one_comes_late(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,20 +43,20 @@ def test_a_process_that_dies_while_a_swap_is_committed_sends_all_back_in_the_sam
 ) -> None:
     world.server.partial = True
     id = swap(world, FIRST)
-    assert (phase(world, id), active(world)) == ("rolled-back", None)
-    assert reasons(world, id, "alarm") == ["partial-commit"]
-    assert [o.body["kind"] for o in world.store.list(RecordKind.ORDER)] == ["swap", "rollback"]
-    assert world.store.list(RecordKind.QUARANTINE) == [], "the artifact did no harm"
+    assert (phase(world, id), active(world)) == ("RolledBack", None)
+    assert reasons(world, id, "harm-detected") == ["partial-commit"]
+    assert reasons(world, id, "rolling-back") == ["partial-commit"]
+    assert world.phases(RecordKind.ORDER) == ["undone", "superseded", "done"]
+    assert quarantined(world.loop.ctx) == frozenset(), "the artifact did no harm"
 
 
 def test_where_processes_may_differ_a_partial_swap_is_told_again(world: World) -> None:
     settle(world, MixedEpochs.ALLOW)
     world.server.partial = True
     id = swap(world, FIRST)
-    assert (phase(world, id), active(world)) == ("swapping", FIRST.digest)
+    assert active(world) == FIRST.digest
     world.server.partial = False
-    look(world)
-    assert (phase(world, id), active(world)) == ("watching", FIRST.digest)
+    assert (phase(world, id), active(world)) == ("Analyzing", FIRST.digest)
 
 
 def test_a_process_that_comes_late_gets_a_while_and_then_all_go_back(
@@ -65,13 +65,15 @@ def test_a_process_that_comes_late_gets_a_while_and_then_all_go_back(
     settle(world, MixedEpochs.REFUSE)
     id = swap(world, FIRST)
     promote(world)
-    one_comes_late(world, monkeypatch)
-    look(world, 3, seconds=5.0)
-    assert phase(world, id) == "promoted", "it may still follow"
-    assert trail(world, id).count("rank-behind") == 1, "and it is reported once"
-    look(world, 3, seconds=5.0)
-    assert (phase(world, id), active(world)) == ("rolled-back", None)
-    assert reasons(world, id, "alarm") == ["rank-behind"]
+    with monkeypatch.context() as late:
+        one_comes_late(world, late)
+        look(world, 3, seconds=5.0)
+        assert phase(world, id) == "Promoted", "it may still follow"
+        look(world, 3, seconds=5.0)
+        assert (phase(world, id), active(world)) == ("RollingBack", None)
+    look(world)
+    assert (phase(world, id), active(world)) == ("RolledBack", None)
+    assert reasons(world, id, "rolling-back") == ["rank-behind"]
 
 
 def test_a_process_that_follows_in_time_changes_nothing(
@@ -85,8 +87,8 @@ def test_a_process_that_follows_in_time_changes_nothing(
         look(world, 3, seconds=5.0)
     world.server.one_hangs = False
     look(world, 9, seconds=5.0)
-    assert (phase(world, id), active(world)) == ("promoted", FIRST.digest)
-    assert world.loop.ctx.behind == {}
+    assert (phase(world, id), active(world)) == ("Promoted", FIRST.digest)
+    assert world.loop.reconciler.node.standing.behind == {}
 
 
 def test_a_server_that_is_started_anew_as_a_whole_is_waited_for(world: World) -> None:
@@ -97,7 +99,7 @@ def test_a_server_that_is_started_anew_as_a_whole_is_waited_for(world: World) ->
     world.server.restart()
     world.server.one_hangs = True
     look(world, 9, seconds=30.0)
-    assert phase(world, id) == "promoted"
+    assert phase(world, id) == "Promoted"
     world.server.one_hangs = False
     look(world)
     assert active(world) == FIRST.digest

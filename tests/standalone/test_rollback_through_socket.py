@@ -22,6 +22,7 @@ from retuned.stages.swap import SwapOrder
 from retuned.stages.verdict import ServerEnvironment
 from retuned.standalone.context import RecordKind
 from retuned.standalone.daemon import Loop
+from retuned.standalone.facts import quarantined
 
 DEFINITION = {
     "name": KERNEL,
@@ -147,7 +148,7 @@ def test_from_the_alarm_to_the_original_it_takes_less_than_a_second(
     record_property("steer_ms", took_s * 1e3)  # what `benchmarks/rollback.py` reports
     assert slot(Rows()) == 0.0
     assert slot.table.state == "original"
-    assert world.phases(RecordKind.PROPOSAL) == ["rolled-back"]
+    assert world.phases(RecordKind.PROPOSAL) == ["RolledBack"]
     # not the time on the wall: a shared machine may stand still for longer
     assert worked_s < 1.0
     assert slept == [], "one look, without a pause in it"
@@ -160,9 +161,9 @@ def test_what_the_server_took_back_by_itself_is_made_official(served: tuple[Worl
     while slot.table.state == "swapped":
         slot(Rows())
     assert slot(Rows()) == 0.0, "at once, with no word from the daemon"
-    assert world.phases(RecordKind.PROPOSAL) == ["watching"]
+    assert world.phases(RecordKind.PROPOSAL) == ["Analyzing"]
     world.loop.steer()
-    assert world.phases(RecordKind.PROPOSAL) == ["rolled-back"]
-    alarm = next(event for event in world.store.events() if event.what == "alarm")
-    assert "shadow-mismatch" in str(alarm.detail)
-    assert world.store.get(RecordKind.QUARANTINE, WINNER.digest) is not None
+    assert world.phases(RecordKind.PROPOSAL) == ["RolledBack"]
+    harm = next(event for event in world.store.events() if event.what == "harm-detected")
+    assert "shadow-mismatch" in str(harm.detail)
+    assert WINNER.digest in quarantined(world.loop.ctx)

@@ -25,7 +25,7 @@ def until_it_waits(world: World) -> str:
     for m in [4] * 8 + [512] * 30:
         world.window(m)
         world.loop.turn()
-        waiting = world.store.ids(RecordKind.PROPOSAL, phase="awaiting")
+        waiting = world.store.ids(RecordKind.PROPOSAL, phase="AwaitingApproval")
         if waiting and world.telemetry.tables.get(AWAITING):
             return waiting[0]
     raise AssertionError("nothing was proposed")
@@ -151,10 +151,10 @@ def test_a_rollback_is_counted_with_its_reason_and_its_arrival(world: World) -> 
     assert shown.row("retuned_shadow_worst_ratio", kernel=KERNEL) == 3.0
     world.loop.turn()
     assert shown.total("retuned_rollbacks_total", reason="shadow-mismatch") == 1
-    assert shown.total("retuned_swaps_total", kind="rollback") == 1
+    assert shown.total("retuned_swaps_total", kind="rollback") == 2, "the node's, then confirmed"
     assert shown.total("retuned_swap_phases_total", phase="rolled-back") == 1
     assert shown.row("retuned_proposals", phase="rolled-back") == 1.0
-    (id,) = world.store.ids(RecordKind.PROPOSAL, phase="rolled-back")
+    (id,) = world.store.ids(RecordKind.PROPOSAL, phase="RolledBack")
     about = {"namespace": "", "proposal": id, "target": "demo", "kernel": KERNEL}
     back = "retuned_swap_rolled_back"
     assert shown.row(back, **about, reason="shadow-mismatch") == 1.0

@@ -20,6 +20,7 @@ from tests.standalone.proofs import interval
 
 from retuned.contract import Digest, Guard, Solution, TrustClass, digest_of
 from retuned.errors import HarnessError
+from retuned.node import order_executor, order_store, watcher
 from retuned.node.history import History
 from retuned.stages.gate import (
     DecisionKind,
@@ -30,9 +31,9 @@ from retuned.stages.gate import (
 )
 from retuned.stages.proposal import Proposal, Risk
 from retuned.stages.swap import SwapKind, SwapOrder
-from retuned.stages.watch import WatchAction, WatchSample
-from retuned.standalone import order_delivery, orders, proposal_steps, rollout_start, watch
+from retuned.stages.watch import WatchAction, WatchReport, WatchSample
 from retuned.standalone.context import RecordKind
+from retuned.standalone.facts import quarantined, target_status
 from retuned.store.approvals import Approvals
 
 FIRST, SECOND = WINNER, solution("second", "rows")
@@ -71,7 +72,7 @@ def propose(
     body = {"experiment": "e", "solution": artifact.model_dump(mode="json")}
     world.store.add(RecordKind.FINDING, f"e/{artifact.digest}", body, phase="final")
     world.store.add(
-        RecordKind.PROPOSAL, proposal.id, proposal.model_dump(mode="json"), phase="awaiting"
+        RecordKind.PROPOSAL, proposal.id, proposal.model_dump(mode="json"), phase="Pending"
     )
     return proposal.id
 
@@ -169,8 +170,8 @@ def test_a_swap_survives_every_restart_of_its_server(world: World) -> None:
         assert active(world) == FIRST.digest
         world.server.counts[KERNEL] = dict(BUSY)
         look(world, 3)
-    assert phase(world, id) == "promoted"
-    assert world.store.list(RecordKind.QUARANTINE) == []
+    assert phase(world, id) == "Promoted"
+    assert quarantined(world.loop.ctx) == frozenset()
 
 
 def test_a_wall_clock_that_jumps_ahead_takes_nothing_back(world: World) -> None:
@@ -179,43 +180,45 @@ def test_a_wall_clock_that_jumps_ahead_takes_nothing_back(world: World) -> None:
     look(world)
     world.clock.set_wall(world.clock.now() + timedelta(minutes=50))
     look(world)
-    assert phase(world, id) == "watching"
+    assert phase(world, id) == "Analyzing"
 
 
 def test_a_swap_that_launches_pass_by_is_taken_back_in_time(world: World) -> None:
     id = swap(world, FIRST)
     world.server.counts[KERNEL] = {"fallback_launches": 500}
     look(world, 29)
-    assert phase(world, id) == "watching"
+    assert phase(world, id) == "Analyzing"
     look(world, 3)
-    assert phase(world, id) == "rolled-back"
-    assert world.store.get(RecordKind.QUARANTINE, FIRST.digest) is not None
+    assert phase(world, id) == "RolledBack"
+    assert FIRST.digest in quarantined(world.loop.ctx)
 
 
 def test_a_restart_that_the_watch_saw_begins_the_time_to_engage_anew(world: World) -> None:
-    ctx, history = world.loop.ctx, History()
+    node = world.loop.reconciler.node
     swap(world, FIRST)
     for _ in range(3):
         world.server.counts[KERNEL] = {"fallback_launches": 500}
-        (report,) = watch.watch(ctx, history)
+        (report,) = watcher.watch(node)
         world.clock.advance(50)
         world.server.restart()
-        assert watch.watch(ctx, history) == [], "the server has lost the order"
-        assert order_delivery.drive_orders(ctx), "and is told again"
+        assert watcher.watch(node) == [], "the server has lost the order"
+        assert world.loop.reconciler.deliver() or order_executor.carry_out(node) == frozenset()
+        assert active(world) == FIRST.digest, "and it was delivered again"
     assert report.action is WatchAction.WAIT
 
 
 def test_the_watch_is_told_which_orders_were_told_again(world: World) -> None:
-    ctx, history = world.loop.ctx, History()
+    node = world.loop.reconciler.node
     swap(world, FIRST)
     world.server.counts[KERNEL] = {"fallback_launches": 500}
-    watch.watch(ctx, history)
+    watcher.watch(node)
     world.server.restart()
-    told = order_delivery.drive_orders(ctx)
-    assert told == {stored.id for stored in world.store.list(RecordKind.ORDER)}
-    assert history.series.keys() == told
-    history.restart(told)
-    assert history.series == {}
+    delivered = order_executor.carry_out(node)
+    assert delivered == {stored.id for stored in world.store.list(RecordKind.ORDER)}
+    assert node.standing.history.series.keys() == delivered
+    world.server.restart()
+    world.loop.reconciler.deliver()
+    assert node.standing.history.series == {}
 
 
 @pytest.mark.parametrize(
@@ -255,7 +258,7 @@ def test_time_begins_anew_when_some_process_does(change: dict[str, Any], anew: b
 def test_a_server_without_traffic_keeps_its_swap_and_does_not_promote_it(world: World) -> None:
     id = swap(world, FIRST)
     look(world, 60)
-    assert phase(world, id) == "watching"
+    assert phase(world, id) == "Analyzing"
 
 
 # --- what comes back -------------------------------------------------------------------------
@@ -273,10 +276,12 @@ def test_what_is_replaced_is_superseded_only_once_its_successor_runs(world: Worl
     promote(world)
     world.server.away = True
     second = swap(world, SECOND, baseline=FIRST.digest)
-    assert (phase(world, first), phase(world, second)) == ("promoted", "swapping")
+    assert (phase(world, first), phase(world, second)) == ("Promoted", "Scheduled")
+    assert "replaced" not in trail(world, first)
     world.server.away = False
     look(world)
-    assert (phase(world, first), phase(world, second)) == ("superseded", "watching")
+    assert (phase(world, first), phase(world, second)) == ("Promoted", "Analyzing")
+    assert "replaced" in trail(world, first)
 
 
 def test_a_variant_that_comes_back_is_watched_again(world: World) -> None:
@@ -284,11 +289,12 @@ def test_a_variant_that_comes_back_is_watched_again(world: World) -> None:
     world.server.counts[KERNEL] = dict(WRONG)
     look(world)
     assert active(world) == FIRST.digest
-    assert (phase(world, first), phase(world, second)) == ("watching", "rolled-back")
+    assert (phase(world, first), phase(world, second)) == ("Promoted", "RolledBack")
+    assert "restored" in trail(world, first)
     world.server.counts[KERNEL] = dict(WRONG)
     look(world)
     assert active(world) is None
-    assert phase(world, first) == "rolled-back"
+    assert phase(world, first) == "RolledBack"
 
 
 def test_a_variant_that_came_back_can_be_promoted_and_rolled_back_by_a_person(
@@ -298,10 +304,10 @@ def test_a_variant_that_came_back_can_be_promoted_and_rolled_back_by_a_person(
     world.server.counts[KERNEL] = dict(WRONG)
     look(world)
     promote(world)
-    assert phase(world, first) == "promoted"
+    assert phase(world, first) == "Promoted"
     ask_for(world, "rollback", first)
     look(world)
-    assert (active(world), phase(world, first)) == (None, "rolled-back")
+    assert (active(world), phase(world, first)) == (None, "RolledBack")
 
 
 def test_a_variant_whose_successor_was_refused_is_still_watched(world: World) -> None:
@@ -309,10 +315,10 @@ def test_a_variant_whose_successor_was_refused_is_still_watched(world: World) ->
     promote(world)
     world.server.refuse[SECOND.digest] = "self-check-failed"
     second = swap(world, SECOND, baseline=FIRST.digest)
-    assert (phase(world, first), phase(world, second)) == ("promoted", "refused")
+    assert (phase(world, first), phase(world, second)) == ("Promoted", "RolledBack")
     world.server.counts[KERNEL] = dict(WRONG)
     look(world)
-    assert (active(world), phase(world, first)) == (None, "rolled-back")
+    assert (active(world), phase(world, first)) == (None, "RolledBack")
 
 
 def test_what_was_called_off_does_not_end_up_behind_a_way_back(world: World) -> None:
@@ -326,7 +332,7 @@ def test_what_was_called_off_does_not_end_up_behind_a_way_back(world: World) -> 
     world.server.away = False
     look(world, 2)
     assert active(world) is None
-    assert (phase(world, first), phase(world, second)) == ("rolled-back", "superseded")
+    assert (phase(world, first), phase(world, second)) == ("RolledBack", "Superseded")
     assert "swapped" not in trail(world, second)
 
 
@@ -347,10 +353,10 @@ def test_a_way_back_that_is_barred_leads_to_the_original(world: World, failure: 
     world.server.counts[KERNEL] = dict(WRONG)
     look(world)
     assert active(world) is None
-    assert phase(world, second) == "rolled-back"
-    assert phase(world, first) in {"rolled-back", "superseded"}
+    assert phase(world, second) == "RolledBack"
     look(world, 3)
-    assert [each.order.artifact for each in orders.latest(world.loop.ctx).values()] == [None]
+    assert phase(world, first) == "RolledBack", "nothing of it is in force"
+    assert [each.order.artifact for each in order_store.latest(world.store).values()] == [None]
 
 
 def test_the_original_is_ordered_until_the_server_takes_it(world: World) -> None:
@@ -358,30 +364,28 @@ def test_the_original_is_ordered_until_the_server_takes_it(world: World) -> None
     world.server.unknown = frozenset({KERNEL})
     ask_for(world, "rollback", id)
     look(world, 3)
-    assert phase(world, id) == "rollback-failed"
+    assert phase(world, id) == "RollbackFailed"
     assert trail(world, id).count("rollback-failed") == 1
+    assert phase(world, id) == "RollbackFailed", "it is tried again"
     world.server.unknown = frozenset()
     look(world)
-    assert (active(world), phase(world, id)) == (None, "rolled-back")
+    assert (active(world), phase(world, id)) == (None, "RolledBack")
 
 
 def test_a_bad_order_record_stops_no_other_slot(world: World) -> None:
     id, other = two_slots(world)
     world.approve_what_waits()
-    look(world)
+    look(world, 2)
+    world.server.counts = {KERNEL: dict(BUSY), OTHER: dict(BUSY)}
+    look(world, 8)
+    assert {phase(world, id), phase(world, other)} <= {"Analyzing", "Watching", "Promoted"}
     bad = next(o for o in world.store.list(RecordKind.ORDER) if o.body["definition"] == OTHER)
     world.store.advance(
         RecordKind.ORDER, bad.id, expect="done", to="done", body={"definition": OTHER}
     )
-    ask_for(world, "rollback", other)
     world.server.counts[KERNEL] = dict(WRONG)
     look(world)
-    assert (active(world), phase(world, id)) == (None, "rolled-back")
-    assert phase(world, other) == "watching"
-    ask_for(world, "rollback", id)
-    look(world)
-    (waits,) = world.store.list(RecordKind.REQUEST, phase="new")
-    assert waits.body["target"] == other, "the others were carried out"
+    assert (active(world), phase(world, id)) == (None, "RolledBack")
 
 
 def test_a_restarted_server_that_refuses_the_variant_leaves_nothing_unwatched(
@@ -392,8 +396,8 @@ def test_a_restarted_server_that_refuses_the_variant_leaves_nothing_unwatched(
     world.server.restart()
     world.server.refuse[FIRST.digest] = "self-check-failed"
     look(world, 2)
-    assert (active(world), phase(world, id)) == (None, "rolled-back")
-    assert world.store.list(RecordKind.QUARANTINE) == [], "no harm was seen"
+    assert (active(world), phase(world, id)) == (None, "RolledBack")
+    assert quarantined(world.loop.ctx) == {FIRST.digest}, "it fails its own check"
 
 
 def test_a_worker_that_hangs_in_prepare_keeps_no_other_from_going_back(world: World) -> None:
@@ -401,14 +405,14 @@ def test_a_worker_that_hangs_in_prepare_keeps_no_other_from_going_back(world: Wo
     world.server.one_hangs = True
     world.server.counts[KERNEL] = dict(WRONG)
     look(world)
-    assert (active(world), phase(world, second)) == (FIRST.digest, "rolled-back")
+    assert (active(world), phase(world, second)) == (FIRST.digest, "RolledBack")
 
 
-def test_a_way_back_does_not_lead_to_what_is_in_quarantine(world: World) -> None:
+def test_a_rollback_does_not_restore_what_failed_here(world: World) -> None:
     two_swaps(world)
-    until = (world.clock.now() + timedelta(days=1)).isoformat()
-    body = {"until": until, "reason": "shadow-mismatch"}
-    world.store.add(RecordKind.QUARANTINE, FIRST.digest, body, phase="current")
+    report = WatchReport(action=WatchAction.ROLLBACK, reason="shadow-mismatch")
+    first = order_store.newest_orders(world.store)[0].order
+    order_store.fail(world.loop.reconciler.node, first, report)
     world.server.counts[KERNEL] = dict(WRONG)
     look(world)
     assert active(world) is None
@@ -425,8 +429,9 @@ def test_a_new_state_goes_on_after_the_epochs_of_the_server(world: World, tmp_pa
     fresh.server = world.server
     fresh.start()
     id = swap(fresh, SECOND)
-    assert (phase(fresh, id), active(fresh)) == ("watching", SECOND.digest)
-    assert [order.body["epoch"] for order in fresh.store.list(RecordKind.ORDER)] == [2]
+    assert (phase(fresh, id), active(fresh)) == ("Analyzing", SECOND.digest)
+    (order,) = fresh.store.list(RecordKind.ORDER)
+    assert order.body["epoch"] > 2, "later than that of the first state"
     fresh.store.close()
 
 
@@ -435,15 +440,11 @@ def test_an_order_is_not_done_because_another_of_its_epoch_was(world: World) -> 
     stranger = an_order(SECOND)
     world.server.prepare(stranger, artifact_dir=world.loop.ctx.bench.build(SECOND))
     world.server.commit(stranger)
-    world.server.away = True
     id = swap(world, FIRST)
-    (order,) = world.store.list(RecordKind.ORDER)
-    assert order.body["epoch"] == 1
-    world.server.away = False
-    look(world)
     assert active(world) == FIRST.digest
-    assert phase(world, id) == "watching"
-    assert [s.phase for s in world.store.list(RecordKind.ORDER)] == ["superseded", "done"]
+    assert phase(world, id) == "Analyzing"
+    (order,) = world.store.list(RecordKind.ORDER)
+    assert (order.phase, order.body["epoch"]) == ("done", 2)
 
 
 # --- several processes -----------------------------------------------------------------------
@@ -453,28 +454,29 @@ def test_a_commit_that_some_process_refused_is_taken_back_from_the_others(world:
     world.server.refuse_commit[FIRST.digest] = "unknown-slot"
     world.server.half = True
     id = swap(world, FIRST)
-    assert phase(world, id) == "rolled-back"
-    assert [o.body["kind"] for o in world.store.list(RecordKind.ORDER)] == ["swap", "rollback"]
-    assert world.store.list(RecordKind.QUARANTINE) == []
+    assert phase(world, id) == "RolledBack"
+    kinds = [o.body["kind"] for o in world.store.list(RecordKind.ORDER)]
+    assert kinds == ["swap", "rollback", "rollback"], "the node's own and the control plane's"
+    assert quarantined(world.loop.ctx) == frozenset()
 
 
 @pytest.mark.parametrize("reason", ["unknown-slot", "torch-missing", "self-check-no-shape"])
 def test_a_process_that_cannot_prepare_yet_is_waited_for(world: World, reason: str) -> None:
     world.server.refuse[FIRST.digest] = reason
     id = swap(world, FIRST)
-    assert phase(world, id) == "swapping"
+    assert phase(world, id) == "Canary"
     world.server.refuse.clear()
     look(world)
-    assert (phase(world, id), active(world)) == ("watching", FIRST.digest)
+    assert (phase(world, id), active(world)) == ("Analyzing", FIRST.digest)
 
 
 def test_a_process_that_is_not_prepared_yet_costs_the_candidate_nothing(world: World) -> None:
     world.server.refuse_commit[FIRST.digest] = "not-prepared"
     id = swap(world, FIRST)
-    assert phase(world, id) == "swapping"
+    assert phase(world, id) == "Canary"
     world.server.refuse_commit.clear()
     look(world)
-    assert phase(world, id) == "watching"
+    assert phase(world, id) == "Analyzing"
 
 
 # --- people and stop signs -------------------------------------------------------------------
@@ -483,23 +485,26 @@ def test_a_process_that_is_not_prepared_yet_costs_the_candidate_nothing(world: W
 def test_a_rejection_ends_what_was_approved(world: World) -> None:
     id = propose(world, FIRST)
     world.approve_what_waits()
-    world.store.advance(RecordKind.PROPOSAL, id, expect="awaiting", to="approved")
+    world.server.away = True
+    look(world)
+    assert phase(world, id) == "Scheduled"
+    world.server.away = False
     decide(world, id, DecisionKind.REJECT)
     look(world)
-    assert (phase(world, id), active(world)) == ("rejected", None)
+    assert (phase(world, id), active(world)) == ("Rejected", None)
 
 
 def test_an_abort_ends_what_was_approved_and_what_is_on_its_way(world: World) -> None:
     world.server.away = True
     id = swap(world, FIRST)
-    assert phase(world, id) == "swapping"
+    assert phase(world, id) == "Scheduled"
     decide(world, id, DecisionKind.ABORT)
     ask_for(world, "abort", id)
     look(world)
     world.server.away = False
     look(world)
-    assert (phase(world, id), active(world)) == ("aborted", None)
-    assert world.phases(RecordKind.ORDER) == ["withdrawn"]
+    assert (phase(world, id), active(world)) == ("Aborted", None)
+    assert world.phases(RecordKind.ORDER) == []
 
 
 def test_an_abort_of_a_swap_that_runs_takes_it_back_without_quarantine(world: World) -> None:
@@ -507,44 +512,52 @@ def test_an_abort_of_a_swap_that_runs_takes_it_back_without_quarantine(world: Wo
     decide(world, id, DecisionKind.ABORT)
     ask_for(world, "abort", id)
     look(world)
-    assert (phase(world, id), active(world)) == ("rolled-back", None)
-    assert world.store.list(RecordKind.QUARANTINE) == []
+    assert (phase(world, id), active(world)) == ("RolledBack", None)
+    assert quarantined(world.loop.ctx) == frozenset()
 
 
 def test_a_freeze_holds_what_was_approved_and_lets_it_go_afterwards(world: World) -> None:
     id = propose(world, FIRST)
     world.approve_what_waits()
-    world.store.advance(RecordKind.PROPOSAL, id, expect="awaiting", to="approved")
     freeze(world, for_s=60)
     look(world, 2)
-    assert (phase(world, id), world.phases(RecordKind.ORDER)) == ("awaiting", [])
+    assert (phase(world, id), world.phases(RecordKind.ORDER)) == ("Scheduled", [])
     look(world, 2, seconds=40)
-    assert phase(world, id) == "watching"
+    assert phase(world, id) == "Analyzing"
 
 
 def test_a_freeze_withdraws_an_order_that_nobody_has_got(world: World) -> None:
-    world.server.away = True
+    world.server.one_hangs = True
     id = swap(world, FIRST)
+    assert (phase(world, id), world.phases(RecordKind.ORDER)) == ("Canary", ["new"])
     freeze(world, for_s=60)
     look(world)
-    world.server.away = False
+    world.server.one_hangs = False
     look(world, 2)
-    assert (active(world), phase(world, id)) == (None, "awaiting")
+    assert (active(world), phase(world, id)) == (None, "Scheduled")
     look(world, 2, seconds=40)
-    assert (active(world), phase(world, id)) == (FIRST.digest, "watching")
-    assert world.phases(RecordKind.ORDER) == ["withdrawn", "done"]
+    assert (active(world), phase(world, id)) == (FIRST.digest, "Analyzing")
+    assert world.phases(RecordKind.ORDER) == ["superseded", "done"]
 
 
-def test_a_freeze_between_the_gate_and_the_order_holds(world: World) -> None:
-    """The gate is asked again in the transaction that writes the order."""
+def test_a_freeze_between_the_gate_and_the_order_holds(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Freezes are read again in the transaction that writes the order."""
     id = propose(world, FIRST)
     world.approve_what_waits()
     world.clock.advance(1.0)
-    proposal_steps.gate(world.loop.ctx)
-    assert phase(world, id) == "approved"
-    freeze(world)
-    rollout_start.start_swaps(world.loop.ctx)
-    assert (phase(world, id), world.phases(RecordKind.ORDER)) == ("approved", [])
+    reconciler = world.loop.reconciler
+    begin = reconciler._span
+
+    def frozen_now(resource: Any, status: Any) -> Any:
+        if not world.store.list("freeze"):
+            freeze(world)
+        return begin(resource, status)
+
+    monkeypatch.setattr(reconciler, "_span", frozen_now)
+    world.loop.steer()
+    assert (phase(world, id), world.phases(RecordKind.ORDER)) == ("Scheduled", [])
 
 
 def test_an_order_is_withdrawn_when_its_window_closes_and_written_anew_in_the_next(
@@ -558,27 +571,28 @@ def test_an_order_is_withdrawn_when_its_window_closes_and_written_anew_in_the_ne
     now = world.clock.now()
     id = propose(world, FIRST, expires_at=now + timedelta(days=3))
     decide(world, id, DecisionKind.APPROVE, policy_digest=rules.digest)
-    world.server.away = True
-    look(world)
-    assert phase(world, id) == "swapping"
-    look(world, seconds=2 * 3600.0)
-    assert (phase(world, id), world.phases(RecordKind.ORDER)) == ("awaiting", ["withdrawn"])
-    world.server.away = False
+    world.server.one_hangs = True
+    look(world, seconds=55 * 60.0)
+    assert phase(world, id) == "Canary"
+    look(world, seconds=400.0)
+    assert (phase(world, id), world.phases(RecordKind.ORDER)) == ("Scheduled", ["superseded"])
+    world.server.one_hangs = False
     look(world)
     assert active(world) is None
-    look(world, seconds=4.5 * 3600.0)
-    assert (phase(world, id), active(world)) == ("watching", FIRST.digest)
+    look(world, seconds=5.2 * 3600.0)
+    assert (phase(world, id), active(world)) == ("Analyzing", FIRST.digest)
 
 
 def test_a_freeze_takes_back_an_order_that_some_process_may_have_got(world: World) -> None:
     world.server.refuse_commit[FIRST.digest] = "not-prepared"
     world.server.half = True
     id = swap(world, FIRST)
-    assert world.phases(RecordKind.ORDER) == ["prepared"]
+    assert world.phases(RecordKind.ORDER) == ["sent"]
     freeze(world)
     look(world)
-    assert phase(world, id) == "rolled-back"
-    assert world.phases(RecordKind.ORDER) == ["superseded", "done"]
+    assert (phase(world, id), world.phases(RecordKind.ORDER)) == ("Canary", ["sent"])
+    look(world, seconds=700.0)
+    assert phase(world, id) == "RolledBack", "the processes may not differ for long"
 
 
 def test_a_rollback_is_not_held_by_a_freeze(world: World) -> None:
@@ -586,7 +600,7 @@ def test_a_rollback_is_not_held_by_a_freeze(world: World) -> None:
     freeze(world)
     world.server.counts[KERNEL] = dict(WRONG)
     look(world)
-    assert (active(world), phase(world, id)) == (None, "rolled-back")
+    assert (active(world), phase(world, id)) == (None, "RolledBack")
 
 
 def test_hold_and_rollback_takes_back_all_the_way_to_the_original(world: World) -> None:
@@ -594,8 +608,8 @@ def test_hold_and_rollback_takes_back_all_the_way_to_the_original(world: World) 
     freeze(world, StopPolicy.HOLD_AND_ROLLBACK)
     look(world, 2)
     assert active(world) is None
-    assert (phase(world, first), phase(world, second)) == ("rolled-back", "rolled-back")
-    assert world.store.list(RecordKind.QUARANTINE) == []
+    assert (phase(world, first), phase(world, second)) == ("RolledBack", "RolledBack")
+    assert quarantined(world.loop.ctx) == frozenset()
 
 
 def test_hold_and_drain_takes_back_what_is_under_way_and_no_more(world: World) -> None:
@@ -603,7 +617,7 @@ def test_hold_and_drain_takes_back_what_is_under_way_and_no_more(world: World) -
     freeze(world, StopPolicy.HOLD_AND_DRAIN)
     look(world, 3)
     assert active(world) == FIRST.digest
-    assert (phase(world, first), phase(world, second)) == ("watching", "rolled-back")
+    assert (phase(world, first), phase(world, second)) == ("Promoted", "RolledBack")
 
 
 def test_a_freeze_that_is_over_takes_nothing_back(world: World) -> None:
@@ -611,14 +625,14 @@ def test_a_freeze_that_is_over_takes_nothing_back(world: World) -> None:
     world.clock.advance(20)
     id = swap(world, FIRST)
     look(world, 3)
-    assert (phase(world, id), active(world)) == ("watching", FIRST.digest)
+    assert (phase(world, id), active(world)) == ("Analyzing", FIRST.digest)
 
 
 def test_a_swap_that_was_never_delivered_expires(world: World) -> None:
     world.server.away = True
     id = swap(world, FIRST)
     look(world, seconds=4000)
-    assert (phase(world, id), world.phases(RecordKind.ORDER)) == ("expired", ["withdrawn"])
+    assert (phase(world, id), world.phases(RecordKind.ORDER)) == ("Expired", [])
     world.server.away = False
     look(world)
     assert active(world) is None
@@ -628,8 +642,9 @@ def test_evidence_of_another_environment_is_not_swapped_in(world: World) -> None
     id = propose(world, FIRST, environment=digest_of("another machine"))
     world.approve_what_waits()
     look(world, 2)
-    assert (phase(world, id), active(world)) == ("superseded", None)
-    assert "environment-changed" in trail(world, id)
+    assert (phase(world, id), active(world)) == ("Superseded", None)
+    (ended,) = [e for e in world.store.events(id=id) if e.what == "superseded"]
+    assert ended.detail["reason"] == "environment-changed"
 
 
 # --- one at a time, and each for itself -------------------------------------------------------
@@ -642,20 +657,24 @@ def two_slots(world: World) -> tuple[str, str]:
 
 
 def test_a_swap_that_is_stuck_holds_no_other_slot_up(world: World) -> None:
-    first, second = two_slots(world)
     world.bench_failures[FIRST.digest] = HarnessError("no compiler today")
+    first = swap(world, FIRST)
+    second = two_slots(world)[1]
     world.approve_what_waits()
     look(world, 2)
-    assert (phase(world, first), phase(world, second)) == ("swapping", "watching")
+    assert (phase(world, first), phase(world, second)) == ("Canary", "Scheduled")
+    look(world, seconds=601.0)
+    look(world)
+    assert (phase(world, first), phase(world, second)) == ("RolledBack", "Analyzing")
 
 
 def test_a_slot_has_one_swap_at_a_time(world: World) -> None:
-    world.server.away = True
+    world.server.one_hangs = True
     first = swap(world, FIRST)
     second = propose(world, SECOND, baseline=FIRST.digest)
     world.approve_what_waits()
     look(world, 2)
-    assert (phase(world, first), phase(world, second)) == ("swapping", "approved")
+    assert (phase(world, first), phase(world, second)) == ("Canary", "Scheduled")
 
 
 def test_a_policy_that_cannot_be_read_does_not_stop_the_watch(world: World) -> None:
@@ -665,7 +684,7 @@ def test_a_policy_that_cannot_be_read_does_not_stop_the_watch(world: World) -> N
     world.policies_gone = True
     world.server.counts[KERNEL] = dict(WRONG)
     look(world)
-    assert (active(world), phase(world, id)) == (None, "rolled-back")
+    assert (active(world), phase(world, id)) == (None, "RolledBack")
     assert world.unexpected() > 0
     world.telemetry.counters.clear()
 
@@ -674,17 +693,15 @@ def test_a_second_rollback_renews_the_quarantine(world: World) -> None:
     swap(world, FIRST)
     world.server.counts[KERNEL] = dict(WRONG)
     look(world)
-    first = world.store.get(RecordKind.QUARANTINE, FIRST.digest)
-    assert first is not None
+    (first,) = target_status(world.loop.ctx).quarantine
     world.clock.advance(8 * 86_400)
     propose(world, FIRST, id="again")
     world.approve_what_waits()
     look(world)
     world.server.counts[KERNEL] = dict(WRONG)
     look(world)
-    second = world.store.get(RecordKind.QUARANTINE, FIRST.digest)
-    assert second is not None
-    assert second.body["until"] > first.body["until"]
+    (second,) = target_status(world.loop.ctx).quarantine
+    assert second.until > first.until
 
 
 def test_an_answer_of_the_gate_is_written_once(world: World) -> None:

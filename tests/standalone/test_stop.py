@@ -18,12 +18,12 @@ from retuned.experiment.child import LabProcess
 from retuned.experiment.fake import FakeBench
 from retuned.stages.experiment import ExperimentPlan
 from retuned.standalone.context import RecordKind
-from retuned.standalone.lock import daemon_runs, only_one
+from retuned.store.lock import daemon_runs, only_one
 
 HOLD = """
 import sys
 from pathlib import Path
-from retuned.standalone.lock import only_one
+from retuned.store.lock import only_one
 with only_one(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

@@ -101,17 +101,17 @@ def test_a_row_for_other_sizes_goes_from_traffic_to_the_server_and_back_byte_by_
     sizes = (*range(1, 20), 64, 113, 128, 4096)
     before: list[Any] = server.picks(*sizes)
     id = table.swap()
-    assert table.phase(id) == "watching", table.trail(id)
+    assert table.phase(id) == "Analyzing", table.trail(id)
     large = named(table, "large")
     expected = [large if 9 <= m <= 16 else was for m, was in zip(sizes, before, strict=True)]
     for each in (server, other):
         assert list(each.picks(*sizes)) == expected
     assert table.file.read_bytes() != table.original
     table.look(3)
-    assert table.phase(id) == "promoted", table.trail(id)
+    assert table.phase(id) == "Promoted", table.trail(id)
     ask_back(table, id)
     table.look()
-    assert table.phase(id) == "rolled-back", table.trail(id)
+    assert table.phase(id) == "RolledBack", table.trail(id)
     assert table.file.read_bytes() == table.original
     assert list(server.picks(*sizes)) == before == list(other.picks(*sizes))
 
@@ -121,11 +121,11 @@ def test_a_table_that_somebody_changes_afterwards_is_theirs_and_the_swap_ends(
 ) -> None:
     server = table.start()
     id = table.swap()
-    assert table.phase(id) == "watching", table.trail(id)
+    assert table.phase(id) == "Analyzing", table.trail(id)
     theirs = table.original.replace(b"k_small", b"k_theirs").replace(b"_12,", b"_13,")
     table.file.write_bytes(theirs)
     table.look(2)
-    assert table.phase(id) == "rolled-back", table.trail(id)
+    assert table.phase(id) == "RolledBack", table.trail(id)
     assert table.file.read_bytes() == theirs
     assert str(server.picks(16)[0]) in ("k_theirs", "Gemm_Hipblaslt_13")
 

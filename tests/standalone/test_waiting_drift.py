@@ -55,7 +55,7 @@ def test_the_mix_is_adopted_while_the_budget_is_spent_and_the_drift_stays_open(
 def test_what_waits_for_people_is_not_adopted(world: World) -> None:
     """With budget, the belief is tested and its win waits: nothing is called tuned."""
     drift(world, windows=6)
-    assert world.phases(RecordKind.PROPOSAL) == ["awaiting"]
+    assert world.phases(RecordKind.PROPOSAL) == ["AwaitingApproval"]
     (waiting,) = world.store.list(RecordKind.DRIFT, phase="explained")
     for _ in range(world.loop.ctx.settings.baseline_windows + 3):
         world.window(256)

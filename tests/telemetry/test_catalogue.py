@@ -83,8 +83,8 @@ def spelt(kinds: Iterable[StrEnum]) -> set[str]:
     return {kebab(str(each)) for each in kinds}
 
 
-def test_phases_are_those_of_a_cluster_and_of_one_machine() -> None:
-    assert spelt(ProposalPhase) == PHASES - {"swapping", "refused"}
+def test_phases_are_those_of_the_state_machines() -> None:
+    assert spelt(ProposalPhase) == PHASES
     assert spelt(ExperimentPhase) == EXPERIMENT_PHASES
 
 

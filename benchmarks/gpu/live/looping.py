@@ -162,7 +162,7 @@ class Turn:
                 if proposal["id"] not in asked:
                     asked.add(proposal["id"])
                     self._command("approve", str(proposal["id"]))
-            if self._journal.busy() or self._journal.proposals("awaiting", "approved", "swapping"):
+            if self._journal.busy() or self._journal.undecided():
                 rested_s = time.monotonic() + 6.0
             self._traffic.pause_s = _THIN_S if self._journal.busy() else 0.0
             if time.monotonic() > rested_s or (self._quick and self._journal.swaps()):

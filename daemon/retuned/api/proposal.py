@@ -210,6 +210,8 @@ class RolloutStatus(ApiModel):
     """Active artifact before the swap, which a rollback restores. Unset for the original."""
     quarantine_until: AwareDatetime | None = None
     """End of the artifact's quarantine. Unset if it did no harm."""
+    last_epoch: int = Field(default=0, ge=0)
+    """Last epoch of an order of this rollout, also of orders that were taken back."""
     limited_to: int | None = Field(default=None, ge=1)
     """Most pods that may swap after a break-glass. Unset means all."""
     pods: tuple[PodOrder, ...] = Field(
@@ -378,8 +380,9 @@ class SwapProposal(ApiModel):
 
     @property
     def target(self) -> str:
-        """Target as freezes and stages name it."""
-        return f"{self.metadata.namespace}/{self.spec.target_ref.name}"
+        """Target as freezes and stages name it; on one machine without a namespace."""
+        namespace, name = self.metadata.namespace, self.spec.target_ref.name
+        return f"{namespace}/{name}" if namespace else name
 
     def stage_proposal(self) -> Proposal:
         """Return the record that the gate decides on.

@@ -146,5 +146,6 @@ class TuningTarget(ApiModel):
 
     @property
     def full_name(self) -> str:
-        """Namespace and name, as proposals and freezes name it."""
-        return f"{self.metadata.namespace}/{self.metadata.name}"
+        """Target as proposals and freezes name it; on one machine without a namespace."""
+        namespace, name = self.metadata.namespace, self.metadata.name
+        return f"{namespace}/{name}" if namespace else name

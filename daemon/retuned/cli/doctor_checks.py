@@ -25,7 +25,7 @@ from retuned.errors import RetunedError
 from retuned.lab.harness.isolation import Isolation, isolation
 from retuned.lab.languages.gpu import Gpu, find_gpu
 from retuned.settings import Settings
-from retuned.stages.gate import EndToEndRule, limits_of, unenforced
+from retuned.stages.gate import EndToEndRule, cluster_only_fields, limits_of
 from retuned.store.policy_files import load_policies
 
 _MOST_NAMES = 10_000
@@ -180,10 +180,10 @@ def cautions(settings: Settings) -> Iterator[str]:
     if not settings.watch_dirs:
         yield "no folder is watched, so nothing is ever seen; set watch_dirs or give --watch"
     for policy in load_policies(settings.policy_files):
-        idle = ", ".join(field.path for field in unenforced(policy))
+        idle = ", ".join(field.path for field in cluster_only_fields(policy))
         if idle:
             yield (
-                f"policy {policy.full_name}: not enforced on one machine: {idle}; "
+                f"policy {policy.full_name}: acts in a cluster only: {idle}; "
                 "`retuned policy check` says what holds instead"
             )
         limits = limits_of(policy)

@@ -30,9 +30,8 @@ from retuned.lifting.lift import SkippedKernel
 from retuned.lifting.store_records import LiftedRecord
 from retuned.ports import Store
 from retuned.settings import load_settings
-from retuned.standalone.findings import arch_of, stored_findings
+from retuned.standalone.findings import LabEnvironment, arch_of, learned, of_family, stored_findings
 from retuned.standalone.kernels import lifted, refused
-from retuned.standalone.priors import LabEnvironment, learned, of_family
 from retuned.store.sqlite import DATABASE, SqliteStore
 
 _MOST_POINTS = 5

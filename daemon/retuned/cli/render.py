@@ -15,11 +15,11 @@ from retuned.errors import PolicyInvalid, Problem, UnreadableInput, UsageError
 from retuned.stages.watch import METHOD, Account, Hours, total
 from retuned.store.policy_files import (
     check_policy,
+    cluster_only_in,
     load_policies,
     misread_in,
     permissions_in,
     policy_paths,
-    unenforced_in,
 )
 from retuned.text import error_body, plural, print_fields, print_table, safe, significant, stdout
 
@@ -230,7 +230,7 @@ def print_policies(found: Sequence[PolicyFileResult]) -> None:
 def _examine_one(file: Path, *, one_machine: bool) -> PolicyFileResult:
     try:
         problems = check_policy(file) or (() if one_machine else misread_in(file))
-        idle = unenforced_in(file) if one_machine and not problems else ()
+        idle = cluster_only_in(file) if one_machine and not problems else ()
         permits = () if problems else permissions_in(file)
     except UnreadableInput as error:
         return _unreadable(file, error)

@@ -36,7 +36,7 @@ from retuned.stages.gate import (
 )
 from retuned.stages.proposal import Proposal
 from retuned.stages.watch import EndToEndReport
-from retuned.standalone.decisions import PendingRequest
+from retuned.standalone.decisions import ASKS, OPEN, PendingRequest
 from retuned.standalone.evidence import Read
 from retuned.text import ago, print_fields, print_table, short_id
 
@@ -108,7 +108,7 @@ def print_proposals(
                 speedup_words(proposal),
                 saving_words(proposal),
                 proposal.risk.value,
-                ago(proposal.expires_at, now=now) if stored.phase == "awaiting" else "",
+                ago(proposal.expires_at, now=now) if stored.phase in OPEN else "",
                 _asked(asked.get(stored.id, ())) or _waits(stored, gate),
             )
             for stored, proposal, gate in rows
@@ -140,7 +140,7 @@ def print_proposal(
         *([("waits for", _asked(asked))] if asked else []),
     ]
     print_fields(rows)
-    if stored.phase == "awaiting":
+    if stored.phase in ASKS:
         stdout().print(
             f"\nretuned approve {short_id(stored.id)} --digest {proposal.artifact}", soft_wrap=True
         )
@@ -195,7 +195,7 @@ def _asked(asked: Sequence[PendingRequest]) -> str:
 
 
 def _waits(stored: Stored, gate: GateDecision | None) -> str:
-    if stored.phase != "awaiting":
+    if stored.phase not in ASKS:
         return ""
     if gate is None:
         return "the daemon"

@@ -48,9 +48,9 @@ from retuned.standalone.decisions import (
     read_proposal,
     warnings,
 )
-from retuned.standalone.devices import said_beside
 from retuned.standalone.evidence import read
-from retuned.standalone.lock import daemon_runs
+from retuned.standalone.metrics import said_beside
+from retuned.store.lock import daemon_runs
 from retuned.text import short_id
 
 

@@ -14,7 +14,7 @@ from retuned.contract import Language
 from retuned.lab.harness.sandbox import hide_memory
 from retuned.settings import Settings, load_settings
 from retuned.standalone.daemon import serve
-from retuned.standalone.lock import only_one
+from retuned.store.lock import only_one
 from retuned.store.policy_files import load_policies
 from retuned.telemetry.logs import log_to_stderr
 

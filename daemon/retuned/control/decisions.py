@@ -1,7 +1,7 @@
-"""Warnings before a decision: why the gate may not count it. Pure.
+"""Decisions of people: in which phase one has an effect, and why the gate may not count it. Pure.
 
 The gate alone decides; a warning changes nothing. The command line and the review page of one
-machine and of a cluster show the same warnings.
+machine and of a cluster refuse and warn alike.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from retuned.api.proposal import ProposalPhase
+from retuned.errors import Refused
 from retuned.stages.gate import DecisionKind, person
 
 
@@ -26,6 +28,46 @@ class DecisionFacts:
     """Whether the policy counts decisions but does not swap."""
     break_glass_group: str | None = None
     """Only group that may use break-glass; None if the caller does not know it."""
+
+
+AGREES = (DecisionKind.APPROVE, DecisionKind.BREAK_GLASS)
+"""Decisions for a swap."""
+
+
+def check_phase(
+    phase: ProposalPhase, kind: DecisionKind, *, name: str, program: str, back: bool = False
+) -> None:
+    """Refuse a decision that is too late or too early to have an effect.
+
+    Parameters
+    ----------
+    phase
+        Of the proposal.
+    kind
+        The decision.
+    name
+        Name of the proposal, for the message.
+    program
+        Command that people use here, such as ``kubectl retuned``.
+    back
+        Whether a swap is to be rolled back, rather than something ended before or during it.
+
+    Raises
+    ------
+    Refused
+        With the phase, and what can be done instead.
+    """
+    swapped = phase.is_under_way or phase.is_going_back or phase is ProposalPhase.PROMOTED
+    if phase.is_going_back and kind not in AGREES:
+        raise Refused(f"{name} is {phase} already")
+    if back and not swapped:
+        raise Refused(f"{name} is {phase}; there is nothing to roll back")
+    if kind in AGREES and (phase.is_terminal or phase.is_going_back):
+        raise Refused(f"{name} is {phase}; nothing can be approved any more")
+    if kind is DecisionKind.REJECT and not phase.is_before_swap:
+        raise Refused(f"{name} is {phase}; `{program} rollback` rolls a swap back")
+    if kind is DecisionKind.ABORT and phase.is_terminal and not swapped:
+        raise Refused(f"{name} is {phase}; there is nothing to stop")
 
 
 def warnings_for(

@@ -20,7 +20,7 @@ from retuned.contract import Digest
 from retuned.control.analysis import Compared
 from retuned.stages import gate
 from retuned.stages.verdict import Interval
-from retuned.stages.watch import WatchReport
+from retuned.stages.watch import Consequence, WatchReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,17 @@ class HeldFact:
     """Whether it never will; otherwise it may do so later."""
     reason: str
     """Stable code of its sidecar, or of its server."""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndToEndFact:
+    """What a measurement of the whole server means for a swap."""
+
+    consequence: Consequence = Consequence.KEEP
+    """Whether the swap may be promoted, must wait for the measurement, or must roll back."""
+    reason: str = ""
+    """Stable code; empty if nothing was measured."""
     detail: str = ""
 
 
@@ -95,6 +106,10 @@ class RolloutFacts:
     """Each metric of the policy's analysis, now and before; None or absent means no data."""
     slo_firing: bool | None = False
     """Whether an alert on the service level fires; None while unknown."""
+    end_to_end: EndToEndFact = EndToEndFact()
+    """Result of gate G7, which measures the whole server with the swap off and on."""
+    unavailable: str = ""
+    """What the policy requires and is not possible here, stable code; empty if nothing is."""
     leading: bool = True
     """Whether this process holds the lease; without it nothing is done."""
 

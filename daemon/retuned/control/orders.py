@@ -85,7 +85,9 @@ def observed(
     for told in present:
         slot = slot_of(facts[told.uid], resource.spec.kernel)
         order, held = order_for(current, told), held_of(facts[told.uid], told)
-        if is_overtaken(order, [slot]):
+        if _serves_original(told, slot):
+            update = {"done": True, "held": ""}
+        elif is_overtaken(order, [slot]):
             update = {"epoch": later, "since": now, "done": False, "held": ""}
         elif is_carried_out(order, slot):
             update = {"done": True, "held": ""}
@@ -94,8 +96,34 @@ def observed(
             update = {"epoch": later, "done": False, "held": OUT_OF_EPOCH}
         else:
             update = {"done": False, "held": held.reason if held is not None else ""}
+            if told.done:  # its server restarted: the time to commit begins again
+                update["since"] = now
         found.append(told.model_copy(update=update))
     return rollout.model_copy(update={"pods": tuple(found)})
+
+
+def recalled(rollout: RolloutStatus, pods: Iterable[PodFact]) -> RolloutStatus:
+    """Return the rollout without the swaps that no process has committed.
+
+    If a pod commits such an order in spite of that, its node agent rolls it back: no control plane
+    names it any more.
+    """
+    facts = {pod.uid: pod for pod in pods}
+    kept = tuple(
+        told
+        for told in rollout.pods
+        if told.wants is not PodState.SWAP or told.done or _may_have(facts.get(told.uid), told)
+    )
+    return rollout.model_copy(update={"pods": kept})
+
+
+def _may_have(pod: PodFact | None, told: PodOrder) -> bool:
+    return pod is not None and max(pod.epoch, pod.newest_epoch) >= told.epoch
+
+
+def _serves_original(told: PodOrder, slot: SlotFacts) -> bool:
+    """Whether a pod restored the original where the previous variant was unavailable."""
+    return told.wants is PodState.BACK and slot.active is None and slot.epoch >= told.epoch
 
 
 def held_of(pod: PodFact, told: PodOrder) -> HeldFact | None:
@@ -107,6 +135,7 @@ def next_epoch(rollout: RolloutStatus | None, pods: Iterable[PodFact]) -> int:
     """Return an epoch that every pod accepts, at least 2: a rollback needs one before it."""
     told = rollout.pods if rollout else ()
     before = rollout.previous.epoch if rollout and rollout.previous else 1
+    before = max(before, rollout.last_epoch if rollout else 0)
     seen = [max(pod.epoch, pod.newest_epoch) for pod in pods]
     return 1 + max([before, *(each.epoch for each in told), *seen])
 
@@ -129,7 +158,8 @@ def tell(
     if not new:
         return rollout
     kept = [told for told in rollout.pods if told.uid not in new]
-    update: dict[str, object] = {"pods": (*kept, *new.values())}
+    last = max(rollout.last_epoch, epoch)
+    update: dict[str, object] = {"pods": (*kept, *new.values()), "last_epoch": last}
     if wants is PodState.SWAP:
         update["last_swap_at"] = now
     return rollout.model_copy(update=update)
@@ -179,6 +209,13 @@ def desired_orders(
         for order in _promoted(name, uid, target, mine):
             _keep(found, order)
     return tuple(found[slot] for slot in sorted(found))
+
+
+def awaits_commit(resource: SwapProposal) -> bool:
+    """Whether some pod has an order to swap that it has not committed."""
+    rollout = resource.status.rollout
+    told = rollout.pods if rollout is not None else ()
+    return any(each.wants is PodState.SWAP and not each.done for each in told)
 
 
 def _promoted(

@@ -147,6 +147,12 @@ def _held_back(case: ProposalStep) -> tuple[str, str] | None:
         ),
         (facts.slo_firing is not False, "slo-alert", "the service level is unknown or bad"),
         (not facts.pods, "no-pods", "the target has no server"),
+        (not any(pod.ready for pod in facts.pods), "pods-not-ready", "no server is ready"),
+        (
+            bool(facts.unavailable),
+            facts.unavailable,
+            "the policy requires what is not possible on these servers; change the policy for them",
+        ),
     )
     return next(((reason, detail) for yes, reason, detail in held if yes), None)
 
@@ -164,6 +170,8 @@ def _begun(case: ProposalStep) -> ProposalStep:
         previous=previous,
         limited_to=case.asked.chosen.policy.spec.break_glass.max_pods if glass else None,
     )
+    if case.status.rollout is not None:  # its orders were taken back before any was committed
+        rollout = rollout.model_copy(update={"last_epoch": case.status.rollout.last_epoch})
     digest = previous.digest if previous else None
     begun = case.having(rollout=rollout, analysis=AnalysisStatus(), last_stable_digest=digest).to(
         _P.CANARY, "started"

@@ -10,11 +10,10 @@ from retuned.control.proposal_step import ProposalStep, entry_of
 from retuned.control.waves import DetectedHarm
 from retuned.stages import gate
 from retuned.stages.gate import StopPolicy
+from retuned.stages.watch import Consequence
 
 SWAP_PATIENCE = timedelta(minutes=10)
 """A pod that has not swapped after this time will not; all pods roll back."""
-_BLAMED = frozenset({"compile-failed", "contract-violated", "load-failed", "self-check-failed"})
-"""Codes of a server that found the code itself wrong."""
 _P = ProposalPhase
 
 
@@ -37,13 +36,17 @@ def harm_of(case: ProposalStep) -> DetectedHarm | None:
         return frozen
     if case.phase is _P.PROMOTED or case.status.rollout is None:
         return None
+    measured = facts.end_to_end
+    if measured.consequence is Consequence.REVERT:
+        return DetectedHarm(reason=measured.reason, detail=measured.detail)
     undone = _refused(case) or _late(case)
     if undone is not None:
         return undone
     rule = case.rule
     if rule is not None and case.status.analysis.failed > rule.analysis.failure_limit:
         return DetectedHarm(reason="analysis-failed", detail=case.status.analysis.last[-1].detail)
-    if asked is not None and asked.chosen is not None:
+    begun = orders.recalled(case.status.rollout, facts.pods).pods  # others wait for a window
+    if begun and asked is not None and asked.chosen is not None:
         windows, started = asked.chosen.policy.spec.windows, case.status.rollout.started_at
         glass = case.status.rollout.limited_to is not None and not (
             asked.windows is not None and asked.windows.denied
@@ -69,7 +72,7 @@ def _refused(case: ProposalStep) -> DetectedHarm | None:
         if held is not None and held.final:
             detail = f"{told.name}: {held.reason}" + (f": {held.detail}" if held.detail else "")
             return DetectedHarm(
-                reason="order-refused", detail=detail, blames=held.reason in _BLAMED
+                reason="order-refused", detail=detail, blames=held.reason in waves.BLAMED
             )
     return None
 

@@ -10,6 +10,7 @@ from retuned.control.proposal_step import ProposalStep, cause_of, entry_of, is_q
 from retuned.control.rollback import harm_of
 from retuned.control.waves import DetectedHarm
 from retuned.stages.gate import GateReason, GateState, Mode, Rollout
+from retuned.stages.watch import Consequence
 
 DEFAULT_QUARANTINE = timedelta(days=7)
 """Applies if no policy sets one."""
@@ -37,8 +38,10 @@ def after(case: ProposalStep) -> ProposalStep:
     may_go_on, why = _may_go_on(case)
     if case.phase is _P.PAUSED:
         return _paused(case)
-    case = told_more(case) if may_go_on else case.to(case.phase, why)
-    return _looked(case, may_go_on=may_go_on)
+    if may_go_on:
+        return _looked(told_more(case), may_go_on=True)
+    case = _recalled(case.to(case.phase, why), why)
+    return case if case.phase.is_before_swap else _looked(case, may_go_on=False)
 
 
 def _promoted(case: ProposalStep) -> ProposalStep:
@@ -47,7 +50,28 @@ def _promoted(case: ProposalStep) -> ProposalStep:
     if entry is not None and entry.proposal != case.resource.metadata.name:
         return case  # another one replaced it
     harm = harm_of(case)
+    if harm is None and entry is not None and _is_displaced(case):
+        detail = "the servers run another variant or the original"
+        harm = DetectedHarm(reason="not-in-force", detail=detail, blames=False)
     return back(case, harm) if harm is not None else case
+
+
+def _is_displaced(case: ProposalStep) -> bool:
+    """Whether every pod runs something else under a later order, and no rollout explains that.
+
+    That happens if a rollback to this artifact was not possible, and the original serves instead.
+    """
+    kernel, artifact = case.resource.spec.kernel, case.resource.spec.artifact.digest
+    rollout = case.status.rollout
+    last = max((told.epoch for told in rollout.pods), default=0) if rollout else 0
+    busy = any(
+        other.spec.kernel == kernel
+        and (other.status.phase.is_under_way or other.status.phase.is_going_back)
+        for other in case.facts.others
+    )
+    pods = [pod for pod in case.facts.pods if pod.ready]
+    elsewhere = [pod.active != artifact and pod.epoch > last for pod in pods]
+    return not busy and last > 0 and bool(elsewhere) and all(elsewhere)
 
 
 def _agreed_anew(case: ProposalStep, rollout: RolloutStatus) -> ProposalStep:
@@ -93,6 +117,14 @@ def _may_go_on(case: ProposalStep) -> tuple[bool, str]:
     if asked.answer.state is GateState.EXPIRED and same and _was_agreed(gated):
         return True, ""
     return False, "approval-outdated"
+
+
+def _recalled(case: ProposalStep, why: str) -> ProposalStep:
+    """Take back the orders that no process has committed; without any other, wait again."""
+    assert case.status.rollout is not None, "the caller has seen it"
+    rollout = orders.recalled(case.status.rollout, case.facts.pods)
+    case = case.having(rollout=rollout)
+    return case if rollout.pods or case.phase is not _P.CANARY else case.to(_P.SCHEDULED, why)
 
 
 def _was_agreed(gated: GateStatus) -> bool:
@@ -153,6 +185,8 @@ def _concluded(
     if case.phase is _P.WATCHING:
         if not everywhere:
             return case.to(_P.WATCHING, "not-everywhere")
+        if case.facts.end_to_end.consequence is Consequence.WAIT:
+            return case.to(_P.WATCHING, "end-to-end-running")
         return case.to(_P.PROMOTED, "proven") if may_go_on else case
     if everywhere or rollout.wave >= len(rule.waves):
         began = rollout.model_copy(update={"wave_started_at": case.now, "wave": len(rule.waves)})
@@ -189,6 +223,13 @@ def back(case: ProposalStep, harm: DetectedHarm) -> ProposalStep:
     return case.to(_P.ROLLING_BACK, harm.reason, harm.detail)
 
 
+def _is_refused(case: ProposalStep, rollout: RolloutStatus) -> bool:
+    """Whether a pod's server refuses to roll back, even to the original."""
+    pods = {pod.uid: pod for pod in case.facts.pods}
+    held = [orders.held_of(pods[t.uid], t) for t in rollout.pods if t.uid in pods and not t.done]
+    return any(each is not None and each.final for each in held)
+
+
 def going_back(case: ProposalStep) -> ProposalStep:
     """Order the remaining pods to roll back, and end when all have."""
     rollout = case.status.rollout
@@ -209,7 +250,7 @@ def going_back(case: ProposalStep) -> ProposalStep:
     if not waves.in_flight(seen):
         return case.to(_P.ROLLED_BACK, cause_of(case.status))
     since = seen.back_since or case.now
-    if case.now >= since + ROLLBACK_PATIENCE:
+    if case.now >= since + ROLLBACK_PATIENCE or _is_refused(case, seen):
         late = [told.name for told in seen.pods if not told.done]
         return case.to(_P.ROLLBACK_FAILED, "rollback-failed", ", ".join(late[:16]))
     return case

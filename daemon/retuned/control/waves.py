@@ -22,9 +22,14 @@ from retuned.control.analysis import NOTHING, judge
 from retuned.control.facts import PodFact, RolloutFacts
 from retuned.stages.gate import Rollout
 from retuned.stages.gate.limits import RollbackCause
-from retuned.stages.watch import WatchAction
+from retuned.stages.watch import WatchAction, WatchReason
 
 _LOOKS_KEPT = 16
+BLAMED = frozenset({"compile-failed", "contract-violated", "load-failed", "self-check-failed"})
+"""Codes of a server that found the code itself wrong."""
+BLAMING = BLAMED | (frozenset(map(str, WatchReason)) - {WatchReason.ORPHANED})
+"""Codes of a node's report that blame the artifact. Ranks that differ, and orders that nobody names
+any more, do not."""
 
 
 def wave_size(rule: Rollout, wave: int, *, pods: int) -> int:
@@ -111,9 +116,18 @@ def harm_in_pods(
     ]
     for pod in mine:
         if pod.tripped:
-            return DetectedHarm(reason="tripped", detail=f"{pod.name}: {pod.tripped}")
+            orphaned = pod.tripped == WatchReason.ORPHANED
+            return DetectedHarm(
+                reason=str(WatchReason.ORPHANED if orphaned else WatchReason.TRIPPED),
+                detail=f"{pod.name}: {pod.tripped}",
+                blames=not orphaned,
+            )
         if pod.report is not None and pod.report.action is WatchAction.ROLLBACK:
-            return DetectedHarm(reason=pod.report.reason, detail=f"{pod.name}: {pod.report.detail}")
+            return DetectedHarm(
+                reason=pod.report.reason,
+                detail=f"{pod.name}: {pod.report.detail}",
+                blames=pod.report.reason in BLAMING,
+            )
     if rule is not None and not rule.auto_rollback.enabled:
         return None
     causes = set(RollbackCause) if rule is None else set(rule.auto_rollback.on)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from retuned.api.proposal import ProposalPhase
 from retuned.ports import Event, Store
 
 _REFUSED = "refused"
@@ -30,9 +31,21 @@ class Journal:
         """Return all events of a kind, oldest first."""
         return [event for event in self._store.events() if event.what == what]
 
-    def proposals(self, *phases: str) -> list[Mapping[str, Any]]:
-        """Return the bodies of proposals in any of these phases, oldest first."""
-        return [s.body for s in self._store.list("proposal") if s.phase in phases]
+    def undecided(self) -> list[Mapping[str, Any]]:
+        """Return the bodies of proposals that wait for people, a policy or the server."""
+        return self._those(lambda phase: phase.is_before_swap or phase is ProposalPhase.CANARY)
+
+    def in_force(self) -> list[Mapping[str, Any]]:
+        """Return the bodies of proposals whose swap the server has committed."""
+        return self._those(
+            lambda phase: (
+                phase is ProposalPhase.PROMOTED
+                or (phase.is_under_way and phase is not ProposalPhase.CANARY)
+            )
+        )
+
+    def _those(self, wanted: Callable[[ProposalPhase], bool]) -> list[Mapping[str, Any]]:
+        return [s.body for s in self._store.list("proposal") if wanted(ProposalPhase(s.phase))]
 
     def gated(self) -> list[Mapping[str, Any]]:
         """Return the bodies of proposals that the gate has looked at and that wait for people.
@@ -40,7 +53,8 @@ class Journal:
         An approval names the policy it was given under, so it cannot come before the gate.
         """
         gates = {s.id for s in self._store.list("gate")}
-        return [s.body for s in self._store.list("proposal", phase="awaiting") if s.id in gates]
+        waiting = self._store.list("proposal", phase=ProposalPhase.AWAITING_APPROVAL)
+        return [s.body for s in waiting if s.id in gates]
 
     def busy(self) -> bool:
         """Whether an experiment runs, which disturbs what is measured, or is to be proposed."""
@@ -88,7 +102,7 @@ class Journal:
         """Return every swap that was carried out."""
         took = {e.detail.get("epoch"): e.detail.get("took_ns") for e in self.events("swapped")}
         proposals = {s.id: s.body for s in self._store.list("proposal")}
-        done = [s.body for s in self._store.list("order", phase="done")]
+        done = [s.body for s in self._store.list("order") if s.phase in ("done", "undone")]
         return [
             {
                 "kernel": order["definition"],

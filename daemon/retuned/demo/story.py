@@ -149,10 +149,8 @@ class Story:
                     deadline = max(deadline, time.monotonic() + options.experiments_timeout_s)
             if self._settled(rested=time.monotonic() - busy_s > options.rest_s):
                 return
-            if time.monotonic() > deadline and (
-                options.approve or not self._journal.proposals("awaiting")
-            ):
-                if self._journal.proposals("watching", "promoted"):
+            if time.monotonic() > deadline and (options.approve or not self._journal.gated()):
+                if self._journal.in_force():
                     return
                 raise DemoFailed(f"no kernel was swapped in time:\n{self._daemon.tail()}")
             self._daemon.check()
@@ -160,11 +158,7 @@ class Story:
             time.sleep(_POLL_S)
 
     def _settled(self, *, rested: bool) -> bool:
-        return (
-            rested
-            and not self._journal.proposals("awaiting", "approved", "swapping")
-            and bool(self._journal.proposals("watching", "promoted"))
-        )
+        return rested and not self._journal.undecided() and bool(self._journal.in_force())
 
     def _ask(self, proposal: Mapping[str, Any]) -> None:
         speedup = proposal["speedup"]
@@ -203,7 +197,7 @@ class Story:
         busiest = max(self._swapper.samples(), key=lambda sample: sample.swapped_launches)
         slot = busiest.definition
         self._say(f"a fault is injected: {slot} turns wrong")
-        before = {(e.id, e.at) for e in self._journal.events("alarm")}
+        before = {(e.id, e.at) for e in self._journal.events("harm-detected")}
         injected_s = time.time()
         httpx.post(f"{self._url}/demo/fault", json={"slot": slot}, timeout=10).raise_for_status()
 
@@ -213,11 +207,12 @@ class Story:
             return later[0] if later else None
 
         timeout_s = self._options.rollback_timeout_s
-        alarm = self._wait("the alarm", lambda: new("alarm"), timeout_s=timeout_s)
-        back = self._wait("the rollback", lambda: new("rolled-back"), timeout_s=timeout_s)
-        detected_s = alarm.at.timestamp() - injected_s
-        revert_s = (back.at - alarm.at).total_seconds()
-        reason = str(alarm.detail["reason"])
+        harm = self._wait("the daemon", lambda: new("harm-detected"), timeout_s=timeout_s)
+        back = self._wait("the rollback", lambda: new("reverted"), timeout_s=timeout_s)
+        self._wait("the record", lambda: new("rolled-back"), timeout_s=timeout_s)
+        detected_s = harm.at.timestamp() - injected_s
+        revert_s = (back.at - harm.at).total_seconds()
+        reason = str(harm.detail["reason"])
         who = "the server's own breaker went back, the daemon made it official"
         if reason != WatchReason.TRIPPED:
             who = "the daemon went back"

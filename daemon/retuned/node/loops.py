@@ -1,8 +1,9 @@
-"""Steps of a program that must not die: what goes wrong with one is logged, counted, and over."""
+"""Loops: steps of a program that must not die, and the wait for its end."""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 
@@ -10,6 +11,16 @@ from retuned.errors import RetunedError
 from retuned.ports import Telemetry
 
 log = logging.getLogger(__name__)
+
+_WAKE_S = 0.5
+"""A signal that the kernel delivers to another thread does not wake the main thread, which alone
+runs Python's handlers."""
+
+
+def wait_until(stop: threading.Event) -> None:
+    """Wait in the main thread until a signal handler sets the event."""
+    while not stop.wait(_WAKE_S):
+        pass
 
 
 def attempt(telemetry: Telemetry, name: str, step: Callable[[], object]) -> bool:

@@ -195,8 +195,7 @@ def _overtaken(ctx: OrderContext, kept: StoredOrder) -> None:
 def _refused(ctx: OrderContext, kept: StoredOrder, reason: str, detail: str) -> bool:
     """Act on a refusal by the server; True if a rollback was written."""
     order = kept.order
-    if reason in swap_stage.NOT_YET or reason == "not-prepared":
-        # a process that started in between; the artifact is not at fault
+    if reason == "not-prepared":  # a process started in between; the artifact is not at fault
         log.info("%s of %s waits: %s", order.kind, order.definition, detail)
         order_store.wait(ctx, order, reason=reason, detail=detail)
         return False
@@ -354,6 +353,7 @@ def _to_original(ctx: OrderContext, order: SwapOrder, *, reason: str, detail: st
         log.error("the server refuses the original of %s: %s %s", order.definition, reason, detail)
         ctx.telemetry.count("retuned_rollbacks_failed_total", reason=_code(reason))
         ctx.standing.stuck[order.definition] = order.id
+        order_store.wait(ctx, order, reason=_code(reason), detail=detail, final=True)
         return False  # delivered again until it is committed
     log.error("no rollback of %s to %s: %s", order.definition, order.artifact, detail)
     return _replace(ctx, order, swap_stage.to_original(order, epoch=fresh_epoch(ctx)))

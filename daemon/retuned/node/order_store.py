@@ -160,9 +160,17 @@ def refuse(ctx: OrderContext, order: SwapOrder, *, reason: str, detail: str = ""
     ctx.standing.waits.pop(order.definition, None)
 
 
-def wait(ctx: OrderContext, order: SwapOrder, *, reason: str, detail: str = "") -> None:
-    """Remember why an order cannot be committed yet; the newest reason counts."""
-    held = _held(order, reason=reason, detail=detail, final=False)
+def wait(
+    ctx: OrderContext, order: SwapOrder, *, reason: str, detail: str = "", final: bool = False
+) -> None:
+    """Remember why an order is not committed; the newest reason counts.
+
+    Parameters
+    ----------
+    final
+        Whether the server refuses it; the order is delivered again nevertheless.
+    """
+    held = _held(order, reason=reason, detail=detail, final=final)
     before = ctx.standing.waits.get(order.definition)
     ctx.standing.waits[order.definition] = held
     if before is None or (before.order, before.reason) != (held.order, held.reason):

@@ -8,9 +8,18 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Generic, TypeVar
 
+from retuned.api.proposal import ProposalPhase
 from retuned.contract import Digest, Solution
+from retuned.control.decisions import AGREES, check_phase
+from retuned.errors import Refused
 from retuned.stages.drift import DriftReport
-from retuned.stages.gate import GateDecision, SwapDecision, TuningFreeze, explain
+from retuned.stages.gate import (
+    DecisionKind,
+    GateDecision,
+    SwapDecision,
+    TuningFreeze,
+    explain,
+)
 from retuned.stages.profile import WorkloadProfile
 from retuned.stages.proposal import Proposal
 from retuned.stages.verdict import Doubt, EvidenceDocument
@@ -44,6 +53,65 @@ class ReviewPhase(StrEnum):
     """Servers go back to what ran before."""
     ENDED = "ended"
     """Nothing follows."""
+
+
+def review_phase_of(phase: ProposalPhase) -> ReviewPhase:
+    """Return the phase of a proposal as the pages group it.
+
+    Examples
+    --------
+    >>> review_phase_of(ProposalPhase.PAUSED), review_phase_of(ProposalPhase.PENDING)
+    (<ReviewPhase.UNDER_WAY: 'under-way'>, <ReviewPhase.OPEN: 'open'>)
+    """
+    if phase in (ProposalPhase.APPROVED, ProposalPhase.SCHEDULED):
+        return ReviewPhase.AGREED
+    if phase.is_before_swap:
+        return ReviewPhase.OPEN
+    if phase.is_under_way:
+        return ReviewPhase.UNDER_WAY
+    if phase.is_going_back:
+        return ReviewPhase.GOING_BACK
+    return ReviewPhase.IN_PLACE if phase is ProposalPhase.PROMOTED else ReviewPhase.ENDED
+
+
+KINDS = {
+    Act.APPROVE: DecisionKind.APPROVE,
+    Act.REJECT: DecisionKind.REJECT,
+    Act.ABORT: DecisionKind.ABORT,
+    Act.ROLLBACK: DecisionKind.ABORT,
+    Act.BREAK_GLASS: DecisionKind.BREAK_GLASS,
+}
+"""The decision that each act gives; a rollback is the abort of a swap."""
+_UNASKED = frozenset(
+    {
+        ProposalPhase.PENDING,
+        ProposalPhase.VALIDATING,
+        ProposalPhase.APPROVED,
+        ProposalPhase.SCHEDULED,
+    }
+)
+"""Phases before a swap in which no approval is missing."""
+
+
+def acts_in(phase: ProposalPhase) -> frozenset[Act]:
+    """Return the acts that have an effect in a phase.
+
+    Examples
+    --------
+    >>> sorted(acts_in(ProposalPhase.PROMOTED)), sorted(acts_in(ProposalPhase.REJECTED))
+    ([<Act.ROLLBACK: 'rollback'>], [])
+    """
+    return frozenset(act for act in Act if _has_effect(phase, act))
+
+
+def _has_effect(phase: ProposalPhase, act: Act) -> bool:
+    if KINDS[act] in AGREES and phase in _UNASKED:
+        return False
+    try:
+        check_phase(phase, KINDS[act], name="", program="", back=act is Act.ROLLBACK)
+    except Refused:
+        return False
+    return act is not Act.ABORT or phase is not ProposalPhase.PROMOTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

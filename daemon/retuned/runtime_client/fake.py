@@ -120,7 +120,7 @@ class FakeSwapper:
         if order.id in self.flips and current is not None and current.epoch >= order.epoch:
             return 1000
         half_done = self._half_done.get(order.definition, 0)
-        if order.epoch <= max(self._epoch(order.definition), half_done):
+        if order.epoch <= self._epoch(order.definition) or order.epoch < half_done:
             raise CandidateError("stale-epoch", detail=f"epoch {order.epoch}")
         if order.artifact and (order.definition, order.artifact) not in self._prepared:
             raise CandidateError("not-prepared", detail=order.artifact)

@@ -10,7 +10,7 @@ from types import FrameType
 
 from retuned.errors import Refused, RetunedError, TemporaryError
 from retuned.node import order_executor, order_intake, watcher, windows
-from retuned.node.loops import attempt
+from retuned.node.loops import attempt, wait_until
 from retuned.node.order_store import wanted_artifacts
 from retuned.sidecar import devices, live_kernels, metrics, reports
 from retuned.sidecar.context import Context
@@ -133,7 +133,7 @@ def serve(sidecar: Sidecar, *, observe_s: float, steer_s: float, tell_s: float) 
     threads = start(
         sidecar, stop=stop, wake=wake, observe_s=observe_s, steer_s=steer_s, tell_s=tell_s
     )
-    stop.wait()
+    wait_until(stop)
     log.info("stopping on signal %d", signals[0])
     for thread in threads:
         thread.join(_STOP_S / len(threads))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
@@ -17,10 +18,12 @@ from retuned.experiment.child import LabProcess
 from retuned.experiment.local import LocalLab
 from retuned.lab.captured_inputs import FOLDER
 from retuned.lab.cleanup import sweep
+from retuned.lab.generators.evolve import EvolveConfig, EvolveRules
 from retuned.lab.generators.priors import Priors
 from retuned.lab.generators.transfer import Earlier
 from retuned.lab.journal import notebook_name
 from retuned.lab.languages.gpu import find_gpu
+from retuned.lab.llm.http import check_url
 from retuned.lab.physics import GPU_PEAKS, Peak
 from retuned.lab.toolchain import environment_of, is_timed
 from retuned.lifting.sampled_outputs import with_structures
@@ -35,16 +38,21 @@ from retuned.runtime_client.kernels import RuntimeKernels
 from retuned.runtime_client.tuned_files import FilesSwapper, RuntimeFiles
 from retuned.settings import Settings
 from retuned.stages.experiment import Budget, ExperimentPlan
+from retuned.stages.gate import GPU_MODEL_LABEL
 from retuned.stages.hypothesis import HypothesisSettings
 from retuned.stages.swap import MixedEpochs
-from retuned.standalone.context import Captures, Context, Files, LoopSettings, RecordKind
+from retuned.standalone.context import (
+    Captures,
+    Context,
+    Files,
+    LoopSettings,
+    RecordKind,
+    Retention,
+)
 from retuned.standalone.daemon import Loop
 from retuned.standalone.end_to_end_http import HttpEndToEnd, load_requests
-from retuned.standalone.evolution import config_of
-from retuned.standalone.findings import earlier_findings, found_solution
+from retuned.standalone.findings import earlier_findings, found_solution, priors_for
 from retuned.standalone.kernels import KnownKernels, recall
-from retuned.standalone.priors import priors_for
-from retuned.standalone.retention import Retention
 from retuned.standalone.tuned_files import ConfiguredKernels, StoredChanges, incumbent_named
 from retuned.store.keys import Ed25519Notary
 from retuned.store.policy_files import PolicyFiles, load_policies
@@ -123,7 +131,7 @@ def build(settings: Settings) -> tuple[Loop, PrometheusTelemetry]:
             buckets=loop_settings(settings).profile,
         ),
         policies=_policies(settings),
-        labels={**settings.labels, "env": settings.env},
+        labels={GPU_MODEL_LABEL: _gpu_model(language), **settings.labels, "env": settings.env},
         spans=spans,
         lab=settings.state_dir / _LAB,
         end_to_end=_end_to_end(settings),
@@ -168,6 +176,13 @@ def language_of(settings: Settings) -> Language:
         log.info("kernels are taken to run on the CPU: %s", error)
         return Language.CPU_CPP
     return Language.CPU_CPP if found is None else Language.TRITON
+
+
+def _gpu_model(language: Language) -> str:
+    """Return the accelerator's model, as labels write it; ``cpu`` without one."""
+    gpu = find_gpu() if language is not Language.CPU_CPP else None
+    name = "" if gpu is None else re.sub(r"[^A-Za-z0-9._-]+", "-", gpu.name).strip("-._")
+    return name[:63] or "cpu"
 
 
 def _peak(language: Language) -> Peak:
@@ -324,3 +339,45 @@ def _policies(settings: Settings) -> PolicyFiles:
     names = [policy.full_name for policy in load_policies(settings.policy_files)]
     log.info("policies: %s", ", ".join(names) or "none, so nothing will be swapped")
     return PolicyFiles(settings.policy_files)
+
+
+def config_of(
+    settings: Settings, *, environment: Mapping[str, str] | None = None
+) -> EvolveConfig | None:
+    """Return what the settings say about evolution; None where it is off.
+
+    Raises
+    ------
+    UsageError
+        If it is on and something that it needs is not set: model, prices, or the key.
+    """
+    if not settings.evolve_url:
+        return None
+    given = os.environ if environment is None else environment
+    variable = settings.evolve_key_variable
+    if not settings.evolve_model:
+        raise UsageError("evolve_url is set and evolve_model is not: name the model")
+    prices = (settings.evolve_prompt_usd_per_mtok, settings.evolve_completion_usd_per_mtok)
+    if prices[0] is None or prices[1] is None:
+        raise UsageError(
+            "evolve_url is set and a price is not: set evolve_prompt_usd_per_mtok and "
+            "evolve_completion_usd_per_mtok, 0 for a server of your own"
+        )
+    if variable and not given.get(variable):
+        raise UsageError(f"evolve_key_variable names {variable}, which is not in the environment")
+    check_url(settings.evolve_url, key=bool(variable))
+    return EvolveConfig(
+        url=settings.evolve_url,
+        model=settings.evolve_model,
+        key_variable=variable,
+        prompt_usd_per_mtok=prices[0],
+        completion_usd_per_mtok=prices[1],
+        max_tokens=settings.evolve_max_tokens,
+        max_usd=settings.evolve_max_usd,
+        max_usd_per_day=settings.evolve_max_usd_per_day,
+        temperature=settings.evolve_temperature,
+        tokens_field=settings.evolve_tokens_field,
+        transcripts=str(settings.state_dir / "transcripts"),
+        hints=str(settings.evolve_hint_dir) if settings.evolve_hint_dir is not None else "",
+        rules=EvolveRules(answer_tokens=settings.evolve_answer_tokens),
+    )

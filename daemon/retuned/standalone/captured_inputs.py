@@ -19,7 +19,6 @@ from retuned.ports import CaptureRule
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.gate import PolicyLimits
 from retuned.standalone.context import Captures, Context
-from retuned.standalone.gate_requests import policy_limits
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ def bring(ctx: Context, plan: ExperimentPlan) -> int:
     if captures is None or _rule(ctx, captures, plan.definition) is None:
         return 0
     definition = captures.definition(plan.definition)
-    limits = policy_limits(ctx, plan.definition)
+    limits = ctx.policy_limits(plan.definition)
     if definition is None or limits is None:
         return 0
     try:
@@ -93,7 +92,7 @@ def _rule(ctx: Context, captures: Captures, definition: str) -> CaptureRule | No
     if not captures.enabled:
         return None
     try:
-        limits = policy_limits(ctx, definition)
+        limits = ctx.policy_limits(definition)
     except (RetunedError, OSError) as error:
         log.warning("%s is not sampled, no policy can be read: %s", definition, error)
         return None

@@ -1,11 +1,13 @@
-"""Once a day: what nobody needs any more goes, of ended experiments and of windows.
+"""Cleanup: once a day, old files of experiments and old windows are removed.
 
-Safe to kill anywhere. What is removed can be made again from the records, or is a document whose
-absence every reader takes for missing evidence, which promotes nothing. Files go first, and only
-then it is written that an experiment has none any more: a kill in between removes the rest the next
-day. Nothing is decided from an earlier day's plan; what is needed is found anew each time.
+A kill at any moment is safe. What is removed can be made again from the records, or is a document
+whose absence counts as missing evidence, which promotes nothing. Files go first, then the record
+says so: a kill in between removes the rest on the next day. It runs on the thread of the
+experiments while none runs, so that no lab uses what is removed.
 
-It runs on the thread of the experiments, while none runs: no lab uses what is removed.
+What is in force, ordered, needed for a rollback, or waits for people stays, however old it is. The
+rest goes by age: what can be made again after `Retention.things`, signed evidence after
+`Retention.evidence`. Records stay: priors and data sets are made of verdicts and sources.
 """
 
 from __future__ import annotations
@@ -14,29 +16,146 @@ import logging
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
+from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from retuned.contract import Digest
 from retuned.errors import RetunedError
+from retuned.node.order_context import STANDING
+from retuned.node.order_store import bringer, latest
 from retuned.ports import Event
 from retuned.stages.proposal import Proposal
-from retuned.standalone.context import Context, RecordKind
-from retuned.standalone.orders import STANDING, in_phases, orders, retire
-from retuned.standalone.retention import (
-    LabArtifactType,
-    LabFile,
-    RetainedIds,
-    expendable,
-    expendable_evidence,
-    pins_of,
-    windows_of,
-)
+from retuned.stages.swap import SwapOrder
+from retuned.standalone.context import Context, RecordKind, Retention
+from retuned.standalone.records import BEFORE_SWAP, GOING_BACK, UNDER_WAY, in_phases
 
 log = logging.getLogger(__name__)
+
+
+class LabArtifactType(StrEnum):
+    """What is kept in the lab's folder; the names of its parts."""
+
+    ARTIFACT = "artifacts"
+    """Folder of a compiled variant, as a server loads it."""
+    RAW = "evidence"
+    """Raw numbers of one candidate, before they were signed."""
+    COMPILED = "compiled"
+    """Output of a compiler, kept so that nothing is compiled twice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabFile:
+    """A file or folder of the lab."""
+
+    sort: LabArtifactType
+    """What it is."""
+    name: str
+    """Its name in its folder; of artifacts and raw numbers the digest's digits."""
+    age: timedelta
+    """How long ago it was made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetainedIds:
+    """What stays whatever its age."""
+
+    digests: frozenset[Digest]
+    """Variants and evidence."""
+
+    def holds(self, name: str) -> bool:
+        """Whether something of this name is needed; names are digests with or without prefix."""
+        digits = name.partition(".")[0].removeprefix("sha256:")
+        return f"sha256:{digits}" in self.digests
+
+
+def pins_of(
+    orders: Iterable[SwapOrder], proposals: Iterable[Proposal], *, incumbents: Iterable[Digest] = ()
+) -> RetainedIds:
+    """Return what must stay.
+
+    Parameters
+    ----------
+    orders
+        Orders that are in force or may be carried out.
+    proposals
+        Proposals that wait, are in force, or that one of the orders carries out.
+    incumbents
+        What experiments that have not ended compare with.
+    """
+    found: set[Digest] = set(incumbents)
+    for order in orders:
+        found |= {each for each in (order.artifact, order.previous) if each is not None}
+    for proposal in proposals:
+        found |= {proposal.artifact, proposal.baseline}
+        if proposal.evidence is not None:
+            found.add(proposal.evidence)
+    return RetainedIds(digests=frozenset(found))
+
+
+def expendable(
+    things: Sequence[LabFile], *, pins: RetainedIds, retention: Retention
+) -> list[LabFile]:
+    """Return what may go, oldest first.
+
+    Examples
+    --------
+    >>> old = LabFile(sort=LabArtifactType.ARTIFACT, name="ab" * 32, age=timedelta(days=40))
+    >>> unused = RetainedIds(digests=frozenset())
+    >>> [each.name[:4] for each in expendable([old], pins=unused, retention=Retention())]
+    ['abab']
+    >>> used = RetainedIds(digests=frozenset({"sha256:" + "ab" * 32}))
+    >>> expendable([old], pins=used, retention=Retention())
+    []
+    """
+    old = [each for each in things if each.age > retention.things and not pins.holds(each.name)]
+    return sorted(old, key=lambda each: (-each.age, each.sort, each.name))
+
+
+def expendable_evidence(
+    named: Collection[Digest], *, age: timedelta, pins: RetainedIds, retention: Retention
+) -> list[Digest]:
+    """Return the signed documents of one ended experiment that may go.
+
+    Parameters
+    ----------
+    named
+        Documents that its findings name.
+    age
+        How long ago it began.
+    pins
+        What stays.
+    retention
+        How long the rest is kept; documents at least as long as raw samples.
+    """
+    if age <= max(retention.evidence, retention.things):
+        return []
+    return sorted(each for each in named if not pins.holds(each))
+
+
+def windows_of(drifts: Collection[str], *, windows: Sequence[str]) -> set[str]:
+    """Return the windows that drift was found in, and of each the one before it.
+
+    Parameters
+    ----------
+    drifts
+        Ids of the reports; a report has its window's.
+    windows
+        Ids of all windows, oldest first.
+
+    Examples
+    --------
+    >>> sorted(windows_of({"w3"}, windows=["w1", "w2", "w3", "w4"]))
+    ['w2', 'w3']
+    """
+    before = {earlier for earlier, later in pairwise(windows) if later in drifts}
+    return before | set(drifts)
+
 
 EVERY = timedelta(days=1)
 """How often it is looked for what may go."""
@@ -44,16 +163,8 @@ STATE = "daily"
 """Id of the record of the last time."""
 _ENDED = ("done", "proposed", "refused", "failed")
 """Phases of experiments that are over; a win that waits is in none of them."""
-_NEEDED = (
-    "awaiting",
-    "approved",
-    "swapping",
-    "watching",
-    "promoted",
-    "rolling-back",
-    "rollback-failed",
-)
-"""Phases of proposals whose artifact and evidence are needed."""
+_NEEDED = (*BEFORE_SWAP, *UNDER_WAY, *GOING_BACK)
+"""Phases of proposals whose artifact and evidence are needed, whatever is in force."""
 _ASKED = ("new", "explained", "answered")
 """Phases of drift reports that asked for something."""
 _OVER = ("judged", "skipped")
@@ -69,7 +180,6 @@ def keep_house(ctx: Context) -> Counter[str]:
     if last is not None and now - last.updated_at < EVERY:
         return Counter()
     gone = Counter({str(RecordKind.WINDOW): _forget_windows(ctx)})
-    retire(ctx)
     try:
         pins = pins_now(ctx)
     except (RetunedError, ValidationError) as error:
@@ -95,14 +205,13 @@ def pins_now(ctx: Context) -> RetainedIds:
     ValidationError
         If a proposal or order that may be needed cannot be read.
     """
-    kept = orders(ctx)
-    readable = {each.order.id for each in kept}
+    kept = list(latest(ctx.store).values())
     for phase in STANDING:
-        for id in ctx.store.ids(RecordKind.ORDER, phase=phase):
-            if id not in readable:
-                raise RetunedError(f"order {id} cannot be read, so nobody knows what it needs")
+        for each in ctx.store.list(RecordKind.ORDER, phase=phase):
+            SwapOrder.model_validate(each.body)
     needed = in_phases(ctx, _NEEDED)
-    carried = (ctx.store.get(RecordKind.PROPOSAL, each.order.proposal) for each in kept)
+    named = {id for k in kept for id in (k.order.proposal, bringer(ctx.store, k.order).proposal)}
+    carried = (ctx.store.get(RecordKind.PROPOSAL, id) for id in sorted(named))
     proposals = [
         Proposal.model_validate(each.body)
         for each in (*needed, *(found for found in carried if found is not None))

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 from retuned.contract import Definition, Digest, Solution
 from retuned.lifting.lift import Lifted
 from retuned.node import context as observing
+from retuned.node import order_context
 from retuned.ports import (
     Bench,
     Clock,
@@ -29,12 +30,17 @@ from retuned.ports import (
 from retuned.runtime_client.tuned_files import FileTap
 from retuned.stages.drift import DriftSettings
 from retuned.stages.experiment import Budget
-from retuned.stages.gate import KernelTuningPolicy
+from retuned.stages.gate import (
+    GPU_MODEL_LABEL,
+    KernelTuningPolicy,
+    PolicyLimits,
+    limits_of,
+    policy_for,
+)
 from retuned.stages.hypothesis import HypothesisSettings
 from retuned.stages.profile import ProfileSettings
 from retuned.stages.swap import MixedEpochs
 from retuned.stages.watch import EndToEndSettings, WatchSettings
-from retuned.standalone.retention import Retention
 from retuned.telemetry.spans import NoSpans
 from retuned.tuned_files.formats import Format, Look
 
@@ -62,19 +68,15 @@ class RecordKind(StrEnum):
     TURNS = "turns"
     """Who was asked for the candidates of one experiment, under the experiment's id: final."""
     PROPOSAL = "proposal"
-    """awaiting <-> approved -> swapping -> watching -> promoted -> superseded.
-
-    From swapping, watching and promoted: rolling-back (rollback-failed while it is tried again) ->
-    rolled-back; what comes back into force by that is watching again. Other ends: rejected,
-    expired, aborted, refused, superseded. A swap called off before delivery is awaiting again.
-    """
+    """A win that needs a decision, in a phase of `retuned.api.proposal.ProposalPhase`."""
+    STATUS = "proposal-status"
+    """`SwapProposalStatus` of a proposal, under its id: current."""
+    TARGET = "target"
+    """Active kernels and quarantine of the server, a `TuningTargetStatus`: current."""
     GATE = "gate"
-    """What the policy said of a proposal last: current."""
-    ORDER = "order"
-    """One epoch of one slot: new -> prepared -> done | refused | superseded; new -> withdrawn.
-
-    While it is new no process has been told to commit it.
-    """
+    """The last decision of the gate about a proposal, under its id: current."""
+    ORDER = order_context.ORDER
+    """An order of the node agent, see `retuned.node.order_context.ORDER`."""
     DECISION = "decision"
     """What a person said; immutable."""
     FREEZE = "freeze"
@@ -83,8 +85,6 @@ class RecordKind(StrEnum):
     """Rollback or abort asked for by a person: new -> done."""
     END_TO_END = "end-to-end"
     """Gate G7 on a proposal's swap, under its id: measuring -> pass | fail | not-measured."""
-    QUARANTINE = "quarantine"
-    """A digest that the watch rolled back: current, renewed by another rollback."""
     LIFTED = "lifted"
     """A live kernel: lifted <-> outdated, with its definition; or kept, with the reason, ->
     settled. When what was seen changed last: seen."""
@@ -95,6 +95,18 @@ class RecordKind(StrEnum):
     """What a proposal writes into such a file, under the proposal's id: current."""
     HOUSEKEEPING = "housekeeping"
     """When old things were cleared away last: current; experiments whose evidence went: cleared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """How long what nobody needs is kept."""
+
+    things: timedelta = timedelta(days=30)
+    """Compiled variants and raw samples."""
+    evidence: timedelta = timedelta(days=365)
+    """Signed documents."""
+    windows: timedelta = timedelta(days=7)
+    """Windows in which nothing asked for anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,5 +284,16 @@ class Context:
     """Shows the accelerators; None where nobody can."""
     server_processes: Callable[[], frozenset[int]] = frozenset
     """Processes of the watched servers, as far as they can be seen."""
-    behind: dict[str, float] = field(default_factory=dict)
-    """Orders that some process of the server has not followed, and since when, monotonic s."""
+
+    @property
+    def gpu_model(self) -> str:
+        """Model of the accelerator that the server uses, for policy selectors."""
+        return self.labels.get(GPU_MODEL_LABEL, "cpu")
+
+    def policy_limits(self, definition: str) -> PolicyLimits | None:
+        """Return the limits of the policy that decides about a kernel; None without one.
+
+        Without a policy nothing is swapped, but experiments may find what would be gained.
+        """
+        policy = policy_for(self.policies(), definition, labels=self.labels).policy
+        return limits_of(policy) if policy is not None else None

@@ -13,28 +13,26 @@ from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from retuned.node import windows
-from retuned.node.history import History
-from retuned.node.loops import attempt
+from retuned.node.loops import attempt, wait_until
 from retuned.standalone import (
     captured_inputs,
     cleanup,
-    devices,
     end_to_end,
     experiments,
     hypotheses,
     kernels,
     metrics,
-    order_delivery,
-    proposal_steps,
-    rollout_start,
+    proposals,
     savings,
     tuned_files,
-    watch,
 )
 from retuned.standalone.context import Context
+from retuned.standalone.reconciler import Reconciler
 
 log = logging.getLogger(__name__)
 
+_ROUNDS = 4
+"""A decision leads to an order, its outcome to a phase, and that may lead to another order."""
 _STOP_S = 5.0
 """Longest wait for the steps in flight once the daemon is to stop."""
 
@@ -48,11 +46,11 @@ class Loop:
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
-        self._history = History()
+        self.reconciler = Reconciler(ctx)
         self._orders = threading.Lock()
         self._stopping = threading.Event()
         self._shown = metrics.StateMetrics(ctx)
-        self._beside = devices.DevicePoller(ctx)
+        self._beside = metrics.DevicePoller(ctx)
 
     def observe(self) -> None:
         """Stages 1 to 4: what is running, has it drifted, what might help."""
@@ -73,28 +71,27 @@ class Loop:
         plan = experiments.open_experiment(self.ctx)
         if plan is not None:
             experiments.run_experiment(self.ctx, plan)
-        proposal_steps.propose(self.ctx)
+        proposals.propose(self.ctx)
 
     def steer(self) -> None:
-        """Stages 8 to 10: people, policy, orders, watching. Short: a rollback waits for it.
+        """Stages 8 to 10: watch, decide, order, commit. Short: a rollback waits for it.
 
-        Ways back come first, and each part stands alone: no error in one keeps a later one from
-        running, least of all the watch.
+        The watch comes first, and each part stands alone: an error in one delays no other.
         """
-        ctx = self.ctx
-        parts: tuple[tuple[str, Callable[[], object]], ...] = (
-            ("requests", lambda: proposal_steps.carry_out_requests(ctx)),
-            ("freezes", lambda: proposal_steps.take_back(ctx)),
-            ("delivered", lambda: order_delivery.close_carried_out(ctx)),
-            ("watch", lambda: watch.watch(ctx, self._history)),
-            ("gate", lambda: proposal_steps.gate(ctx)),
-            ("hold", lambda: rollout_start.hold_back(ctx)),
-            ("start", lambda: rollout_start.start_swaps(ctx)),
-            ("drive", lambda: self._history.restart(order_delivery.drive_orders(ctx))),
-        )
+        reconciler = self.reconciler
         with self._orders:
-            for name, part in parts:
-                attempt(ctx.telemetry, name, part)
+            attempt(self.ctx.telemetry, "watch", reconciler.watch)
+            for _ in range(_ROUNDS):
+                changed = [self._attempt("reconcile", reconciler.reconcile)]
+                changed.append(self._attempt("deliver", reconciler.deliver))
+                if not any(changed):
+                    break
+
+    def _attempt(self, name: str, part: Callable[[], bool]) -> bool:
+        """Do a part; return whether it changed anything, False after an error."""
+        changed: list[bool] = []
+        attempt(self.ctx.telemetry, name, lambda: changed.append(part()))
+        return any(changed)
 
     def show(self) -> None:
         """Show what stands, as numbers; nothing waits for it."""
@@ -151,7 +148,7 @@ def serve(loop: Loop, *, observe_s: float, steer_s: float) -> None:
     for step, seconds in steps:
         scheduler.add_job(_guard(loop.ctx, step), "interval", seconds=seconds, id=step.__name__)
     scheduler.start()
-    stop.wait()
+    wait_until(stop)
     log.info("stopping on signal %d", signals[0])
     # an experiment in flight is not waited for: what it has stored is kept, the rest is resumed
     loop.ctx.bench.stop()

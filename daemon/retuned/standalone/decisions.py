@@ -13,7 +13,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from retuned.control.decisions import DecisionFacts, warnings_for
+from retuned.api.proposal import ProposalPhase
+from retuned.control.decisions import DecisionFacts, check_phase, warnings_for
 from retuned.errors import Refused, UnreadableInput
 from retuned.ports import Store, Stored
 from retuned.stages.gate import (
@@ -24,13 +25,16 @@ from retuned.stages.gate import (
     explain,
 )
 from retuned.stages.proposal import Proposal
+from retuned.standalone.records import BEFORE_SWAP, GOING_BACK, IN_FORCE
 from retuned.store.approvals import Approvals, Identity
 from retuned.text import short_id
 
-OPEN = ("awaiting", "approved")
+OPEN = BEFORE_SWAP
 """Phases before a swap."""
-SWAPPED = ("swapping", "watching", "promoted", "rolling-back", "rollback-failed")
+SWAPPED = (*IN_FORCE, *GOING_BACK)
 """Phases in which the server may run the artifact."""
+ASKS = (str(ProposalPhase.AWAITING_APPROVAL), str(ProposalPhase.PAUSED))
+"""Phases in which an approval is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,10 +143,7 @@ def approve(
     Refused
         If it is not awaiting, or an approval would have no effect.
     """
-    if stored.phase != "awaiting":
-        raise Refused(
-            f"{short_id(stored.id)} is {stored.phase}; only what is awaiting can be approved"
-        )
+    _check_phase(stored, kind)
     gate = gate_of(voice.store, stored.id)
     if gate is None:
         raise Refused(
@@ -164,10 +165,7 @@ def reject(voice: Actor, stored: Stored, proposal: Proposal, *, comment: str) ->
     Refused
         If it was swapped or has ended.
     """
-    if stored.phase not in OPEN:
-        raise Refused(
-            f"{short_id(stored.id)} is {stored.phase}; `retuned rollback` takes a swap back"
-        )
+    _check_phase(stored, DecisionKind.REJECT)
     gate = gate_of(voice.store, stored.id)
     return _give(voice, proposal, kind=DecisionKind.REJECT, comment=comment, gate=gate)
 
@@ -182,11 +180,10 @@ def abort(
     Refused
         If it has ended.
     """
-    if stored.phase not in OPEN + SWAPPED:
-        raise Refused(f"{short_id(stored.id)} is {stored.phase}; there is nothing to stop")
     before = standing(voice.store, stored.id, what="abort")
     if before is not None:
         return None, before
+    _check_phase(stored, DecisionKind.ABORT)
     gate = gate_of(voice.store, stored.id)
     decision = _give(voice, proposal, kind=DecisionKind.ABORT, comment=comment, gate=gate)
     return decision, _ask(voice, stored.id, what="abort", reason=comment)
@@ -200,12 +197,16 @@ def rollback(voice: Actor, stored: Stored, *, reason: str) -> tuple[PendingReque
     Refused
         If no server can have it.
     """
-    if stored.phase not in SWAPPED:
-        raise Refused(f"{short_id(stored.id)} is {stored.phase}; there is nothing to take back")
     before = standing(voice.store, stored.id, what="rollback")
     if before is not None:
         return before, False
+    _check_phase(stored, DecisionKind.ABORT, back=True)
     return _ask(voice, stored.id, what="rollback", reason=reason), True
+
+
+def _check_phase(stored: Stored, kind: DecisionKind, *, back: bool = False) -> None:
+    phase, name = ProposalPhase(stored.phase), short_id(stored.id)
+    check_phase(phase, kind, name=name, program="retuned", back=back)
 
 
 def warnings(

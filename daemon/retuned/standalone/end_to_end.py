@@ -41,8 +41,7 @@ from retuned.stages.watch import (
 )
 from retuned.standalone import tuned_files
 from retuned.standalone.context import Context, RecordKind
-from retuned.standalone.gate_requests import policy_limits
-from retuned.standalone.orders import latest, say
+from retuned.standalone.records import UNDER_WAY, committed, say
 from retuned.store.envelopes import seal
 
 _WINDOWS = 3
@@ -93,7 +92,7 @@ _BLOCKS: TypeAdapter[tuple[Block, ...]] = TypeAdapter(tuple[Block, ...])
 def measure(ctx: Context, stop: threading.Event) -> None:
     """Measure one swap that must prove itself, until it is decided or `stop` is set."""
     switch_on(ctx)
-    for kept in latest(ctx, done=True).values():
+    for kept in committed(ctx.store).values():
         order = kept.order
         if stop.is_set() or ctx.end_to_end is None:
             return
@@ -104,17 +103,15 @@ def measure(ctx: Context, stop: threading.Event) -> None:
                 switch_on(ctx)
 
 
-def follows(ctx: Context, order: SwapOrder, stored: Stored) -> tuple[Consequence, str, str]:
-    """Return what gate G7 means for a swap that is watched, with its reason and a sentence."""
-    if order.kind is not SwapKind.SWAP or stored.phase != "watching":
-        return Consequence.KEEP, "", ""
+def follows(ctx: Context, proposal: Proposal) -> tuple[Consequence, str, str]:
+    """Return what gate G7 means for a swap under way, with its reason and a sentence."""
     try:
-        rule = rule_for(ctx, order.definition)
+        rule = rule_for(ctx, proposal.definition)
     except (RetunedError, OSError) as error:
-        log.warning("%s waits for a policy that can be read: %s", order.definition, error)
+        log.warning("%s waits for a policy that can be read: %s", proposal.definition, error)
         return Consequence.WAIT, "", ""
-    report = _report_of(ctx, stored.id)
-    if report is None and tuned_files.is_change(ctx, stored.id):
+    report = _report_of(ctx, proposal.id)
+    if report is None and tuned_files.is_change(ctx, proposal.id):
         report = not_measured(EndToEndReason.NOT_SWITCHABLE, "", predicted=0.0)
     if report is None and ctx.end_to_end is None:
         report = not_measured(EndToEndReason.NO_ENDPOINT, "", predicted=0.0)
@@ -130,7 +127,7 @@ def rule_for(ctx: Context, definition: str) -> EndToEndRule:
     RetunedError, OSError
         If no policy can be read.
     """
-    limits = policy_limits(ctx, definition)
+    limits = ctx.policy_limits(definition)
     return limits.end_to_end if limits is not None else EndToEndRule.WHEN_POSSIBLE
 
 
@@ -150,7 +147,7 @@ def switch_on(ctx: Context) -> bool:
 
 def _is_due(ctx: Context, order: SwapOrder) -> bool:
     stored = ctx.store.get(RecordKind.PROPOSAL, order.proposal)
-    if order.kind is not SwapKind.SWAP or stored is None or stored.phase != "watching":
+    if order.kind is not SwapKind.SWAP or stored is None or stored.phase not in UNDER_WAY:
         return False
     if tuned_files.is_change(ctx, order.proposal):
         return False
@@ -287,7 +284,7 @@ def _block(
 
 def _switched(ctx: Context, order: SwapOrder, *, off: bool) -> bool:
     stored = ctx.store.get(RecordKind.PROPOSAL, order.proposal)
-    if stored is None or stored.phase != "watching":
+    if stored is None or stored.phase not in UNDER_WAY:
         return False
     ctx.swapper.bypass(order.definition, on=off)
     return _stands(ctx, order, off=off)

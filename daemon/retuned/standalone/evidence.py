@@ -26,7 +26,6 @@ from retuned.stages.verdict import (
     doubt_of,
 )
 from retuned.standalone.context import Context, RecordKind
-from retuned.standalone.gate_requests import measured_in
 from retuned.standalone.records import UNREADABLE, understood
 from retuned.store.envelopes import Read, read, seal
 
@@ -96,6 +95,14 @@ def believed(ctx: Context, proposal: Proposal) -> tuple[EvidenceDocument | None,
         trust=proposal.trust,
     )
     return _carried(ctx, claim, proposal.evidence)
+
+
+def measured_in(ctx: Context, proposal: Proposal) -> Digest | None:
+    """Return the environment of a proposal; an early version kept it in the experiment alone."""
+    if proposal.environment is not None:
+        return proposal.environment
+    stored = ctx.store.get(RecordKind.EXPERIMENT, proposal.experiment)
+    return str(stored.body["environment"]) if stored is not None else None
 
 
 def doubt_about_win(ctx: Context, plan: ExperimentPlan, won: Finding) -> Doubt | None:

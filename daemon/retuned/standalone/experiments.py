@@ -16,9 +16,8 @@ from retuned.stages.hypothesis import Hypothesis
 from retuned.standalone import captured_inputs, evidence, metrics, tuned_files
 from retuned.standalone.context import Context, RecordKind
 from retuned.standalone.findings import findings
-from retuned.standalone.gate_requests import policy_limits
 from retuned.standalone.hypotheses import BUDGET, live_baseline, open_belief
-from retuned.standalone.proposal_steps import freezes
+from retuned.store.approvals import Approvals
 
 log = logging.getLogger(__name__)
 
@@ -113,26 +112,25 @@ def _run(ctx: Context, plan: ExperimentPlan) -> None:
 
 def _batch_invariant(ctx: Context, definition: str) -> bool:
     """Whether rows must keep their bits; where no policy lets them go, they must."""
-    limits = policy_limits(ctx, definition)
+    limits = ctx.policy_limits(definition)
     return limits is None or limits.batch_invariant
 
 
 def _frozen(ctx: Context, definition: str) -> bool:
     """Whether a stop sign or the policy keeps experiments off this kernel."""
-    limits = policy_limits(ctx, definition)
+    limits = ctx.policy_limits(definition)
     if limits is not None and not limits.experiments:
         return True
     now = ctx.clock.now()
     return any(
-        (freeze.until is None or now < freeze.until)
-        and freeze.scope.covers(target=ctx.settings.target, kernel=definition)
-        for freeze in freezes(ctx)
+        freeze.scope.covers(target=ctx.settings.target, kernel=definition)
+        for freeze in Approvals(ctx.store).freezes(now=now)
     )
 
 
 def _spent(ctx: Context, belief: Hypothesis) -> bool:
     """Whether the day's experiments are used up, by settings or policy; said once a day."""
-    limits = policy_limits(ctx, belief.definition)
+    limits = ctx.policy_limits(belief.definition)
     allowed_s = ctx.settings.experiment_s_per_day
     if limits is not None:
         allowed_s = min(allowed_s, limits.experiment_time_per_day.total_seconds())
@@ -167,7 +165,7 @@ def _spent(ctx: Context, belief: Hypothesis) -> bool:
 
 def _budget(ctx: Context, belief: Hypothesis) -> Budget:
     """Give a small step a small budget: the parameters of one structure, the likely one."""
-    budget, limits = ctx.settings.budget, policy_limits(ctx, belief.definition)
+    budget, limits = ctx.settings.budget, ctx.policy_limits(belief.definition)
     if limits is not None and limits.max_trials < budget.max_candidates:
         budget = budget.model_copy(update={"max_candidates": limits.max_trials})
     if len(belief.structures) != 1:

@@ -24,7 +24,7 @@ from retuned.stages.profile import (
 from retuned.standalone import kernels as lifting
 from retuned.standalone.context import Context, RecordKind
 from retuned.standalone.findings import winners
-from retuned.standalone.orders import in_force, live_guard
+from retuned.standalone.records import UNDECIDED, in_force, live_guard
 
 log = logging.getLogger(__name__)
 
@@ -149,13 +149,13 @@ def _floor_ns(ctx: Context, workload: Workload) -> int:
 
 def _serves(ctx: Context, workload: Workload) -> bool:
     """Whether the live baseline serves this shape: a slot holds one variant beside the original."""
-    guard = live_guard(ctx, workload.definition)
+    guard = live_guard(ctx.store, workload.definition)
     return guard is None or guard.allows(workload.axes)
 
 
 def live_baseline(ctx: Context, definition: str) -> Digest:
     """Digest of what runs in production: the last variant swapped in, else the server's own."""
-    return in_force(ctx, definition) or ctx.catalog.incumbent(definition).digest
+    return in_force(ctx.store, definition) or ctx.catalog.incumbent(definition).digest
 
 
 def share_of(ctx: Context, hypothesis: str) -> float:
@@ -187,7 +187,7 @@ def _busy(ctx: Context) -> bool:
     unfinished = (
         (RecordKind.HYPOTHESIS, ("open", "testing")),
         (RecordKind.EXPERIMENT, ("running", "won")),
-        (RecordKind.PROPOSAL, ("awaiting", "approved", "swapping")),
+        (RecordKind.PROPOSAL, UNDECIDED),
     )
     return any(ctx.store.ids(kind, phase=phase) for kind, phases in unfinished for phase in phases)
 
@@ -197,7 +197,7 @@ def _waits_for_budget(ctx: Context) -> bool:
     unfinished = (
         (RecordKind.HYPOTHESIS, ("testing",)),
         (RecordKind.EXPERIMENT, ("running", "won")),
-        (RecordKind.PROPOSAL, ("awaiting", "approved", "swapping")),
+        (RecordKind.PROPOSAL, UNDECIDED),
     )
     if any(ctx.store.ids(kind, phase=phase) for kind, phases in unfinished for phase in phases):
         return False
@@ -210,7 +210,7 @@ def first_structures(ctx: Context, definition: str) -> tuple[str, ...]:
 
     What was tried on the way to a variant in force is not tried again; empty means everywhere.
     """
-    if in_force(ctx, definition) is not None:
+    if in_force(ctx.store, definition) is not None:
         tried = _tried(ctx, definition)
         return tuple(name for name in ctx.catalog.structures(definition) if name not in tried)
     won = max(winners(ctx, definition), key=lower_bound, default=None)
@@ -227,7 +227,7 @@ def gains(ctx: Context, definitions: Iterable[str]) -> dict[str, float]:
 
     A kernel with a variant in force has had that gain already.
     """
-    won = {name: winners(ctx, name) for name in definitions if in_force(ctx, name) is None}
+    won = {name: winners(ctx, name) for name in definitions if in_force(ctx.store, name) is None}
     return {name: max(map(lower_bound, found)) for name, found in won.items() if found}
 
 

@@ -1,20 +1,30 @@
-"""What stands on this machine now, as numbers: read from the store, shown, and nothing decided."""
+"""Metrics of one machine: records and devices as numbers, and devices beside experiments."""
 
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
+from retuned.api.proposal import ProposalPhase
 from retuned.errors import RetunedError, TemporaryError
-from retuned.node import metrics
-from retuned.ports import Finding, Stored
+from retuned.node import devices, metrics
+from retuned.ports import DeviceState, Event, Finding, Store, Stored
+from retuned.stages.drift import DriftAction
 from retuned.stages.gate import GateDecision, GateReason, SwapDecision, TuningFreeze
-from retuned.standalone import devices
 from retuned.standalone.context import Context, RecordKind
-from retuned.standalone.orders import IN_PLACE, in_phases
-from retuned.standalone.proposal_steps import OPEN, freezes
-from retuned.standalone.records import proposals, understood
+from retuned.standalone.records import (
+    BEFORE_SWAP,
+    GOING_BACK,
+    IN_FORCE,
+    in_force,
+    in_phases,
+    proposals,
+    understood,
+)
+from retuned.store.approvals import Approvals
 from retuned.telemetry import Row
 from retuned.telemetry.labels import (
     EXPERIMENT_PHASES,
@@ -33,13 +43,90 @@ from retuned.telemetry.loop_metrics import PENDING_ROWS
 
 log = logging.getLogger(__name__)
 
-_PROPOSAL = {"awaiting": "awaiting-approval"}
-"""Phases of one machine that have another name in a cluster."""
-_ALL = (
-    "awaiting", "approved", "swapping", "watching", "promoted", "rolling-back", "rollback-failed",
-    "rolled-back", "rejected", "expired", "aborted", "refused", "superseded",
-)  # fmt: skip
-_BACK = ("rolling-back", "rollback-failed", "rolled-back")
+_MAX_PROCESSES = 4096
+WHAT = "devices"
+"""Line of a history that says what devices did."""
+_MOMENTS = {"begin": "as it began, ", "end": "as it ended, "}
+
+
+class DevicePoller:
+    """Looks at devices again and again.
+
+    Parameters
+    ----------
+    ctx
+        Where they are read from, and where the history is.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._explained = ""
+        """Newest drift report that was looked at."""
+
+    def look(self) -> None:
+        """Show how devices stand, and write it beside an alarm about the machine."""
+        ctx = self._ctx
+        if ctx.devices is None:
+            return
+        states = ctx.devices.read()
+        servers, lab = ctx.server_processes(), descendants(os.getpid())
+        for name, rows in devices.rows(states, servers=servers, lab=lab).items():
+            ctx.telemetry.table(name, rows)
+        self._explain(devices.sentence(states, ours=servers | lab))
+
+    def _explain(self, sentence: str) -> None:
+        """Write what devices did beside each new alarm; nothing unusual is said as well."""
+        ctx = self._ctx
+        for stored in ctx.store.list(RecordKind.DRIFT, above=self._explained):
+            self._explained = stored.id
+            if stored.body.get("action") == DriftAction.ALARM:
+                note(
+                    ctx,
+                    RecordKind.DRIFT,
+                    stored.id,
+                    sentence=sentence or "nothing unusual to be seen",
+                )
+
+
+def beside_experiment(ctx: Context, experiment: str, *, moment: str) -> None:
+    """Write beside an experiment what devices did when it began or ended, if it may matter."""
+    states: tuple[DeviceState, ...] = tuple(ctx.devices.read()) if ctx.devices is not None else ()
+    ours = ctx.server_processes() | descendants(os.getpid()) if states else frozenset()
+    sentence = devices.sentence(states, ours=ours)
+    if sentence:
+        note(ctx, RecordKind.EXPERIMENT, experiment, sentence=sentence, moment=moment)
+
+
+def said_beside(store: Store, kind: RecordKind, id: str) -> str:
+    """Return what was written last of what devices did beside something, moment by moment."""
+    lines = [each.detail for each in store.events(id=id) if (each.kind, each.what) == (kind, WHAT)]
+    said = {str(line.get("moment", "")): str(line.get("sentence", "")) for line in lines}
+    return "; ".join(f"{_MOMENTS.get(moment, '')}{words}" for moment, words in said.items())
+
+
+def note(ctx: Context, kind: RecordKind, id: str, **detail: str) -> None:
+    """Write a line of a history."""
+    at = ctx.clock.now()
+    ctx.store.record(Event(at=at, kind=kind, id=id, what=WHAT, who="retuned", detail=detail))
+
+
+def descendants(pid: int, *, proc: Path = Path("/proc")) -> frozenset[int]:
+    """Return a process and all that it has started and that still run."""
+    found, left = {pid}, [pid]
+    while left and len(found) < _MAX_PROCESSES:
+        parent = left.pop()
+        for task in sorted(proc.glob(f"{parent}/task/*/children")):
+            try:
+                words = task.read_text("ascii").split()
+            except OSError:
+                continue  # it has just ended
+            fresh = {int(word) for word in words if word.isdecimal()} - found
+            found |= fresh
+            left += fresh
+    return frozenset(found)
+
+
+_BACK = (*GOING_BACK, str(ProposalPhase.ROLLED_BACK))
 _EXPERIMENT = {
     "running": "running", "failed": "failed", "done": "no-improvement", "won": "succeeded",
     "proposed": "succeeded", "refused": "succeeded", "lapsed": "succeeded",
@@ -95,7 +182,7 @@ class StateMetrics:
 
 def experiment_begun(ctx: Context, experiment: str) -> None:
     """Write what devices do when an experiment begins to run, if that may matter to its numbers."""
-    devices.beside_experiment(ctx, experiment, moment="begin")
+    beside_experiment(ctx, experiment, moment="begin")
 
 
 def experiment_ended(ctx: Context, experiment: str, *, seconds: float) -> None:
@@ -103,7 +190,7 @@ def experiment_ended(ctx: Context, experiment: str, *, seconds: float) -> None:
     stored = ctx.store.get(RecordKind.EXPERIMENT, experiment)
     if stored is None or stored.phase == "running":
         return
-    devices.beside_experiment(ctx, experiment, moment="end")
+    beside_experiment(ctx, experiment, moment="end")
     outcome = _EXPERIMENT[stored.phase]
     ctx.telemetry.count("retuned_experiments_ended_total", outcome=outcome)
     ctx.telemetry.observe("retuned_experiment_duration_seconds", seconds, outcome=outcome)
@@ -124,7 +211,7 @@ def _phases(ctx: Context) -> None:
     ctx.telemetry.gauge("retuned_experiments_waiting", beliefs.get("open", 0))
     experiments = _counted(ctx, RecordKind.EXPERIMENT, _EXPERIMENT, _EXPERIMENT)
     table("retuned_experiments", standing(experiments, "phase", known=EXPERIMENT_PHASES))
-    found = _counted(ctx, RecordKind.PROPOSAL, _ALL, _PROPOSAL)
+    found = {kebab(phase): n for phase, n in ctx.store.counts(RecordKind.PROPOSAL).items()}
     table("retuned_proposals", standing(found, "phase", known=PHASES))
 
 
@@ -164,7 +251,7 @@ def _policies(ctx: Context) -> None:
 def _waiting(ctx: Context) -> None:
     waiting: list[Waiting] = []
     answers: Counter[str] = Counter()
-    for stored, proposal in proposals(ctx, OPEN):
+    for stored, proposal in proposals(ctx, BEFORE_SWAP):
         said = ctx.store.get(RecordKind.GATE, stored.id)
         if said is None:
             continue  # it is asked about in the next moment
@@ -172,7 +259,7 @@ def _waiting(ctx: Context) -> None:
         if answer is None:
             continue
         answers[str(answer.reason)] += 1
-        if stored.phase == "awaiting" and is_waiting(answer):
+        if stored.phase == ProposalPhase.AWAITING_APPROVAL and is_waiting(answer):
             entry = Waiting(namespace="", name=stored.id, proposal=proposal, missing=answer.missing)
             waiting.append(entry)
     known = (str(each) for each in GateReason)
@@ -183,9 +270,11 @@ def _waiting(ctx: Context) -> None:
 
 def _in_force(ctx: Context) -> None:
     rows: list[Row] = []
-    for stored in in_phases(ctx, IN_PLACE):
+    for stored in in_phases(ctx, IN_FORCE):
         kernel, saving = stored.body.get("definition"), stored.body.get("expected_saving")
-        if isinstance(kernel, str) and isinstance(saving, float):
+        if not (isinstance(kernel, str) and isinstance(saving, float)):
+            continue
+        if in_force(ctx.store, kernel) == stored.body.get("artifact"):
             names = {"namespace": "", "target": ctx.settings.target, "kernel": kernel}
             rows.append((names, saving))
     ctx.telemetry.table("retuned_swap_in_force_saving_ratio", rows)
@@ -198,12 +287,12 @@ def _going_back(ctx: Context) -> None:
     for stored in store.page(RecordKind.PROPOSAL, phases=_BACK, limit=PENDING_ROWS):
         if stored.updated_at < now - NEWS:
             continue
-        alarms = [each for each in store.events(id=stored.id) if each.what == "alarm"]
-        if alarms and alarms[-1].at >= now - NEWS:
-            reason = str(alarms[-1].detail.get("reason", ""))
+        begun = [each for each in store.events(id=stored.id) if each.what == "rolling-back"]
+        if begun and begun[-1].at >= now - NEWS:
+            reason = str(begun[-1].detail.get("reason", ""))
             back.append(({**_subject(ctx, stored).labels, "reason": reason}, 1.0))
     ctx.telemetry.table("retuned_swap_rolled_back", back)
-    failing = store.list(RecordKind.PROPOSAL, phase="rollback-failed")
+    failing = store.list(RecordKind.PROPOSAL, phase=ProposalPhase.ROLLBACK_FAILED)
     rows = failing_rows({_subject(ctx, stored): () for stored in failing})
     ctx.telemetry.table("retuned_swap_rollback_failed", rows)
 
@@ -220,7 +309,7 @@ def _subject(ctx: Context, stored: Stored) -> SwapLabels:
 def _freezes(ctx: Context) -> None:
     standing_now: Iterable[TuningFreeze] = ()
     try:
-        standing_now = freezes(ctx)
+        standing_now = Approvals(ctx.store).freezes(now=ctx.clock.now())
     finally:
         rows: list[Row] = [({"freeze": each.id}, each.at.timestamp()) for each in standing_now]
         ctx.telemetry.table("retuned_freeze_since_timestamp_seconds", rows)

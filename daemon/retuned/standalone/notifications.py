@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 
+from retuned.api.proposal import ProposalPhase
 from retuned.errors import Refused, UnreadableInput
 from retuned.notify import inbound, messages
 from retuned.notify.inbound import Alert, Arrivals, UsedTokens
@@ -27,6 +28,7 @@ from retuned.stages.gate import DecisionKind
 from retuned.standalone import decisions
 from retuned.standalone.context import RecordKind
 from retuned.standalone.decisions import Actor, gate_of, read_proposal
+from retuned.standalone.records import UNDER_WAY
 from retuned.standalone.review_source import key_of
 from retuned.store.approvals import Approvals, Identity, identity_of_uid
 from retuned.store.sqlite import SqliteStore
@@ -38,16 +40,17 @@ _EVERY_S = 1.0
 _NEWEST = 50
 """Swaps and ways back that are looked at, the newest."""
 _FAILURE = messages.failure_of("")
+_HAPPENED = (*UNDER_WAY, str(ProposalPhase.ROLLED_BACK))
 
 
 def notices_of(store: Store, sender: Sender, place: Place, now: datetime) -> Iterator[Notice]:
     """Yield the notices that hold now, those that close something first."""
     yield from _closed(store, sender, place, now)
-    for stored in store.list(RecordKind.PROPOSAL, phase="awaiting"):
+    for stored in store.list(RecordKind.PROPOSAL, phase=ProposalPhase.AWAITING_APPROVAL):
         notice = _asked(store, sender, stored, place, now)
         if notice is not None:
             yield notice
-    for stored in store.list(RecordKind.PROPOSAL, phase="rollback-failed"):
+    for stored in store.list(RecordKind.PROPOSAL, phase=ProposalPhase.ROLLBACK_FAILED):
         subject = messages.failure_of(stored.id)
         try:
             yield messages.rollback_failed(
@@ -82,7 +85,8 @@ def _closed(store: Store, sender: Sender, place: Place, now: datetime) -> Iterat
         failure = subject.endswith(_FAILURE)
         id = subject.removesuffix(_FAILURE) if failure else subject
         stored = store.get(RecordKind.PROPOSAL, id)
-        if stored is None or stored.phase == ("rollback-failed" if failure else "awaiting"):
+        still = ProposalPhase.ROLLBACK_FAILED if failure else ProposalPhase.AWAITING_APPROVAL
+        if stored is None or stored.phase == still:
             continue
         try:
             proposal = read_proposal(stored)
@@ -104,7 +108,7 @@ def _closed(store: Store, sender: Sender, place: Place, now: datetime) -> Iterat
 def _happened(store: Store, sender: Sender, place: Place, now: datetime) -> Iterator[Notice]:
     """Say what servers run, and run no more, since there are channels."""
     begun = sender.begun
-    newest = store.page(RecordKind.PROPOSAL, phases=("watching", "rolled-back"), limit=_NEWEST)
+    newest = store.page(RecordKind.PROPOSAL, phases=_HAPPENED, limit=_NEWEST)
     for stored in newest:
         if stored.updated_at < begun:
             continue
@@ -113,14 +117,15 @@ def _happened(store: Store, sender: Sender, place: Place, now: datetime) -> Iter
         except UnreadableInput as error:
             log.error("%s", error)
             continue
-        if stored.phase == "watching":
-            yield messages.swapped(proposal, place=place, now=now)
+        if stored.phase != ProposalPhase.ROLLED_BACK:
+            if any(event.what == "swapped" for event in _events(store, stored.id)):
+                yield messages.swapped(proposal, place=place, now=now)
             continue
-        alarms = [event for event in _events(store, stored.id) if event.what == "alarm"]
+        returns = [event for event in _events(store, stored.id) if event.what == "rolling-back"]
         yield messages.rolled_back(
             proposal,
-            why=_why(alarms, "alarm"),
-            number=len(alarms),
+            why=_why(returns, "rolling-back"),
+            number=len(returns),
             place=place,
             now=now,
         )

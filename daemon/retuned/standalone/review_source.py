@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from retuned.api.proposal import ProposalPhase
 from retuned.contract import Digest, Record, Solution
 from retuned.errors import TemporaryError, UnreadableInput
 from retuned.ports import Clock, Event, Store, Stored, Verifier
@@ -34,6 +35,8 @@ from retuned.review.records import (
     Row,
     Slice,
     Window,
+    acts_in,
+    review_phase_of,
 )
 from retuned.review.records import gate_of as gate_facts
 from retuned.stages.drift import DriftAction, DriftReport
@@ -45,12 +48,20 @@ from retuned.stages.verdict import EvidenceDocument
 from retuned.stages.watch import Account, EndToEndReport, WatchSample
 from retuned.standalone import savings
 from retuned.standalone.context import RecordKind
-from retuned.standalone.decisions import OPEN, SWAPPED, asked_for, gate_of, read_proposal, warnings
-from retuned.standalone.devices import said_beside
+from retuned.standalone.decisions import (
+    ASKS,
+    SWAPPED,
+    asked_for,
+    gate_of,
+    read_proposal,
+    warnings,
+)
 from retuned.standalone.evidence import Read, read
 from retuned.standalone.findings import found_solution
-from retuned.standalone.lock import daemon_runs
+from retuned.standalone.metrics import said_beside
+from retuned.standalone.records import CARRIED_OUT
 from retuned.store.approvals import Approvals, Identity
+from retuned.store.lock import daemon_runs
 from retuned.text import short_id
 
 _LINES = 400
@@ -83,7 +94,7 @@ def case_of(
     id = row.name
     return ProposalDetails(
         row=row,
-        acts=acts_in(row.phase),
+        acts=acts_in(ProposalPhase(row.phase)),
         doubts=_warnings(row, viewer, gate),
         words=Approvals(store).decisions(id),
         document=evidence.document,
@@ -99,24 +110,6 @@ def case_of(
         fleet=fleet,
         commands=tuple(_commands(row)),
     )
-
-
-def acts_in(phase: str) -> frozenset[Act]:
-    """Return what can mean something in a phase.
-
-    Examples
-    --------
-    >>> sorted(acts_in("promoted")), sorted(acts_in("rejected"))
-    ([<Act.ABORT: 'abort'>, <Act.ROLLBACK: 'rollback'>], [])
-    """
-    found: set[Act] = set()
-    if phase == "awaiting":
-        found |= {Act.APPROVE, Act.BREAK_GLASS}
-    if phase in OPEN:
-        found |= {Act.REJECT, Act.ABORT}
-    if phase in SWAPPED:
-        found |= {Act.ROLLBACK, Act.ABORT}
-    return frozenset(found)
 
 
 def fleet_of(store: Store, *, gpus: int, usd_per_gpu_hour: float | None) -> CostBasis:
@@ -170,7 +163,7 @@ def _places(store: Store, proposal: str) -> Iterator[NodeRow]:
         yield NodeRow(
             name=order.target,
             told=f"go back to {to}" if back else f"swap in {to}",
-            done=stored.phase in ("done", "past"),
+            done=stored.phase in CARRIED_OUT,
             since=stored.created_at,
             epoch=order.epoch,
         )
@@ -193,7 +186,7 @@ def _end_to_end(store: Store, proposal: str) -> EndToEndReport | None:
 
 def _commands(row: Row) -> Iterator[str]:
     name, artifact = short_id(row.name), row.proposal.artifact
-    if row.phase == "awaiting":
+    if row.phase in ASKS:
         yield f"retuned approve {name} --digest {artifact}"
         yield f"retuned reject {name}"
     elif row.phase in SWAPPED:
@@ -256,23 +249,8 @@ class ServerStatusCache:
         return self._said
 
 
-STANDINGS: Mapping[str, ReviewPhase] = {
-    "awaiting": ReviewPhase.OPEN,
-    "approved": ReviewPhase.AGREED,
-    "swapping": ReviewPhase.UNDER_WAY,
-    "watching": ReviewPhase.UNDER_WAY,
-    "promoted": ReviewPhase.IN_PLACE,
-    "rolling-back": ReviewPhase.GOING_BACK,
-    "rollback-failed": ReviewPhase.GOING_BACK,
-    "rolled-back": ReviewPhase.ENDED,
-    "rejected": ReviewPhase.ENDED,
-    "expired": ReviewPhase.ENDED,
-    "aborted": ReviewPhase.ENDED,
-    "refused": ReviewPhase.ENDED,
-    "superseded": ReviewPhase.ENDED,
-}
-"""Every phase of a proposal, see `Kind.PROPOSAL`."""
-_ORDERS = ("new", "prepared", "done", "refused", "superseded", "withdrawn", "past")
+STANDINGS: Mapping[str, ReviewPhase] = {str(each): review_phase_of(each) for each in ProposalPhase}
+_ORDERS = ("new", "sent", "done", "refused", "superseded", "undone")
 _DRIFTS = ("new", "explained", "answered", "noted")
 _WINDOWS = ("new", "baseline", "judged", "skipped")
 _PREFIX = "sha256:"

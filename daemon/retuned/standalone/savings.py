@@ -13,12 +13,13 @@ from datetime import UTC, datetime
 
 from pydantic import ValidationError
 
+from retuned.api.proposal import ProposalPhase
 from retuned.ports import Store, Stored
 from retuned.stages.profile import WorkloadProfile
 from retuned.stages.proposal import Proposal
 from retuned.stages.watch import Account
 from retuned.standalone.context import Context, RecordKind
-from retuned.standalone.orders import IN_PLACE
+from retuned.standalone.records import GOING_BACK, UNDER_WAY
 from retuned.store.savings import RAN, Savings
 
 _CURSOR = "cursor"
@@ -27,8 +28,8 @@ _MOST = 200
 """Windows that are added at a time."""
 _STARTED = ("swapped", "restored")
 _SPREAD = "promoted"
-_ENDED = ("rolled-back", "superseded", "aborted")
-_BACK = ("rolling-back", "rollback-failed", "rolled-back", "aborted")
+_ENDED = ("reverted", "replaced", "rolled-back")
+_BACK = (*GOING_BACK, str(ProposalPhase.ROLLED_BACK))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +112,9 @@ def accounts(store: Store) -> tuple[Account, ...]:
 
 def _stays(store: Store) -> Iterator[_Stay]:
     """Return when swaps were in force, of those that may concern windows not yet added."""
-    phases = (*IN_PLACE, "rolling-back", "rollback-failed")
+    phases = (*UNDER_WAY, *GOING_BACK)
     kept = [stored for phase in phases for stored in store.list(RecordKind.PROPOSAL, phase=phase)]
-    kept += store.page(RecordKind.PROPOSAL, phases=("superseded",), limit=_MOST)
+    kept += store.page(RecordKind.PROPOSAL, phases=(str(ProposalPhase.PROMOTED),), limit=_MOST)
     for stored in kept:
         try:
             proposal = Proposal.model_validate(stored.body)

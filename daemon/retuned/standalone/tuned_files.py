@@ -19,15 +19,12 @@ from pydantic import ValidationError
 from retuned.contract import Digest, Solution
 from retuned.errors import CandidateError, RetunedError, TemporaryError, UsageError
 from retuned.ports import Event, Store
-from retuned.stages.gate import EndToEndRule
 from retuned.stages.profile import ProfileSettings, WorkloadProfile, bucket_low
 from retuned.stages.proposal import Proposal, Refusal, RefusalReason
-from retuned.stages.swap import SwapKind, SwapOrder
+from retuned.stages.swap import SwapOrder
 from retuned.stages.verdict import EvidenceFault
-from retuned.standalone import gate_requests
 from retuned.standalone.context import Context, KernelCatalog, RecordKind
-from retuned.standalone.evidence import check_before_load
-from retuned.standalone.orders import in_force, latest, owner, say
+from retuned.standalone.records import GOING_BACK, UNDECIDED, in_force, proposal_in_force, say
 from retuned.store.artifact_folder import MANIFEST, sign_artifact
 from retuned.tuned_files.changes import Cost, change_of, choose, inside
 from retuned.tuned_files.formats import FileChange, Format, TunedFileStep
@@ -155,7 +152,7 @@ _RETRY_S = 1.0
 _UNDER_WAY = {
     RecordKind.HYPOTHESIS: ("open", "testing"),
     RecordKind.EXPERIMENT: ("running", "won"),
-    RecordKind.PROPOSAL: ("awaiting", "approved", "swapping", "rolling-back", "rollback-failed"),
+    RecordKind.PROPOSAL: (*UNDECIDED, *GOING_BACK),
 }
 
 
@@ -199,7 +196,7 @@ def _launched(ctx: Context) -> dict[str, tuple[Launch, list[Cost]]]:
 
 
 def _is_under_way(ctx: Context, definition: str) -> bool:
-    return in_force(ctx, definition) is not None or any(
+    return in_force(ctx.store, definition) is not None or any(
         stored.body.get("definition") == definition
         for kind, phases in _UNDER_WAY.items()
         for phase in phases
@@ -287,8 +284,7 @@ def with_change(ctx: Context, answer: Proposal | Refusal, solution: Solution) ->
         return answer
     if ctx.files is None:
         raise TemporaryError("nobody can look at the server's files", delay_s=_RETRY_S)
-    standing = latest(ctx).get(answer.definition)
-    below = owner(ctx, standing.order) if standing is not None else None
+    below = proposal_in_force(ctx.store, answer.definition)
     try:
         look = ctx.files.look(subject.format, subject.lookup)
         change = change_of(subject, solution, answer.guard, look=look, under=below or "")
@@ -316,29 +312,23 @@ def is_change(ctx: Context, proposal: str) -> bool:
     return ctx.files is not None and ctx.store.get(RecordKind.FILE_CHANGE, proposal) is not None
 
 
-def prepare(ctx: Context, order: SwapOrder) -> None:
-    """Have a server check what an order writes; a way back needs nothing but the file's own past.
+def folder_of(ctx: Context, order: SwapOrder) -> Path:
+    """Return the signed folder of a change for the server to check.
 
     Raises
     ------
     CandidateError
-        As `check_before_load`, and if the change is not what was proposed; or the server's reason.
-    TemporaryError
-        If the server does not answer.
+        If the change is not what was proposed.
     OSError
-        If the change cannot be put down for it.
+        If the change cannot be written for the server.
     """
-    if order.kind is SwapKind.ROLLBACK:
-        return
-    check_before_load(ctx, order)
     change = StoredChanges(ctx.store).of(order.proposal)
     stored = ctx.store.get(RecordKind.PROPOSAL, order.proposal)
     if change is None or stored is None or stored.body.get("change") != change.digest:
         detail = "what would be written is not what was proposed"
         raise CandidateError(EvidenceFault.CONTRADICTED, detail=detail)
     assert ctx.files is not None, "it was asked before"
-    folder = _published(ctx, ctx.files.folder, order, change)
-    ctx.swapper.prepare(order, artifact_dir=folder)
+    return _published(ctx, ctx.files.folder, order, change)
 
 
 def _published(ctx: Context, root: Path, order: SwapOrder, change: FileChange) -> Path:
@@ -353,24 +343,3 @@ def _published(ctx: Context, root: Path, order: SwapOrder, change: FileChange) -
         target=order.target,
     )
     return folder
-
-
-def unfit(ctx: Context, proposal: Proposal) -> bool:
-    """Keep a change of a file waiting whose policy wants what a file cannot give; said once.
-
-    All launches pick a row or none does, and nobody can switch it to and fro to measure it.
-    """
-    if not is_change(ctx, proposal.id):
-        return False
-    limits = gate_requests.policy_limits(ctx, proposal.definition)
-    wants = {
-        "end-to-end-not-switchable": limits is not None
-        and limits.end_to_end is EndToEndRule.REQUIRED,
-        "canary-not-possible": limits is not None
-        and bool(limits.canary.steps or limits.canary.shadow_first),
-    }
-    reasons = [name for name, wanted in wants.items() if wanted]
-    if reasons and not any(event.what == "waits" for event in ctx.store.events(id=proposal.id)):
-        detail = "the policy demands what a change of a file cannot do; change the policy for it"
-        say(ctx, proposal.id, "waits", reason=reasons[0], detail=detail)
-    return bool(reasons)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,16 @@ from typing import Any
 from retuned.errors import UnreadableInput
 from retuned.ports import Stored
 from retuned.store.memory import past_prefix
+from retuned.store.proposal_migration import migrate_proposals
 
 COLUMNS = "kind, id, phase, body, created_at, updated_at, traceparent"
 """What `stored_row` reads."""
 _LOOK_S = 0.01
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (
+Step = str | Callable[[sqlite3.Connection], None]
+"""A statement, or a function for what SQL cannot say."""
+
+MIGRATIONS: tuple[tuple[Step, ...], ...] = (
     (
         """
         CREATE TABLE records (
@@ -80,6 +85,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         # the span in which a row was last written
         "ALTER TABLE records ADD COLUMN traceparent TEXT NOT NULL DEFAULT ''",
     ),
+    # one state machine for one machine and for a cluster
+    (migrate_proposals,),
 )
 """Statements that lead from version i to i + 1; what is here is never edited, only added to."""
 
@@ -111,7 +118,7 @@ def migrate(
     db: sqlite3.Connection,
     *,
     where: Path,
-    migrations: tuple[tuple[str, ...], ...] = MIGRATIONS,
+    migrations: tuple[tuple[Step, ...], ...] = MIGRATIONS,
 ) -> None:
     """Bring a database to the newest version, in one transaction, whoever comes first.
 
@@ -133,8 +140,11 @@ def migrate(
                 f"{len(migrations)}); upgrade, or name another state_dir",
             )
         for statements in migrations[found:]:
-            for statement in statements:
-                db.execute(statement)
+            for step in statements:
+                if isinstance(step, str):
+                    db.execute(step)
+                else:
+                    step(db)
         db.execute(f"PRAGMA user_version = {len(migrations)}")
         db.execute("COMMIT")
     except BaseException:

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from retuned.errors import PolicyInvalid, Problem, RetunedError, UnreadableInput
-from retuned.stages.gate import KernelTuningPolicy, limits_of, unenforced
+from retuned.stages.gate import KernelTuningPolicy, cluster_only_fields, limits_of
 from retuned.strict_yaml import Tree, parse, problems_of, read_text, truths_of
 
 log = logging.getLogger(__name__)
@@ -45,8 +45,8 @@ def _load(path: Path) -> tuple[KernelTuningPolicy, Tree]:
     return policy, tree
 
 
-def unenforced_in(path: Path) -> tuple[Problem, ...]:
-    """Return what a policy says and one machine does not enforce, each with its line.
+def cluster_only_in(path: Path) -> tuple[Problem, ...]:
+    """Return the fields of a policy that act in a cluster only, each with its line.
 
     Raises
     ------
@@ -60,9 +60,9 @@ def unenforced_in(path: Path) -> tuple[Problem, ...]:
         Problem(
             path=field.path,
             line=tree.lines.get(field.place),
-            message=f"not enforced on one machine: {field.instead}",
+            message=f"acts in a cluster only; on one machine {field.instead}",
         )
-        for field in unenforced(policy)
+        for field in cluster_only_fields(policy)
     )
 
 

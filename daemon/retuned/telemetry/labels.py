@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import chain, zip_longest
 
+from retuned.api.proposal import ProposalPhase
 from retuned.stages.gate import DecisionKind, GateDecision, GateReason, GateState
 from retuned.stages.proposal import Proposal, Risk
 from retuned.stages.verdict import Reason
@@ -32,15 +33,21 @@ PROPOSAL = Label(name="proposal", most=256, meaning="name of the proposal")
 TARGET = Label(name="target", most=256, meaning="name of the server or TuningTarget")
 GPU = Label(name="gpu", most=64, meaning="vendor and number, such as nvidia-0")
 
-PHASES = frozenset(
-    {
-        "pending", "validating", "awaiting-approval", "approved", "scheduled", "swapping", "canary",
-        "analyzing", "promoting", "paused", "watching", "promoted", "rolling-back",
-        "rollback-failed", "rolled-back", "invalid", "rejected", "expired", "aborted", "refused",
-        "superseded",
-    }
-)  # fmt: skip
-"""Phases of proposals; on one machine what is under way is ``swapping``."""
+
+def kebab(word: str) -> str:
+    """Return a word of an API as reason codes are written.
+
+    Examples
+    --------
+    >>> kebab("AwaitingApproval"), kebab("Paused"), kebab("rolled-back")
+    ('awaiting-approval', 'paused', 'rolled-back')
+    """
+    found = "".join(f"-{each.lower()}" if each.isupper() else each for each in word)
+    return found.lstrip("-")
+
+
+PHASES = frozenset(kebab(str(each)) for each in ProposalPhase)
+"""Phases of proposals."""
 EXPERIMENT_PHASES = frozenset(
     {
         "pending", "queued", "running", "verifying", "preempted", "succeeded", "no-improvement",
@@ -58,18 +65,6 @@ HYPOTHESIS_PHASES = frozenset({"open", "testing", "tested", "refined", "abandone
 def words(kinds: Iterable[StrEnum]) -> frozenset[str]:
     """Return the values of an enumeration."""
     return frozenset(str(each) for each in kinds)
-
-
-def kebab(word: str) -> str:
-    """Return a word of an API as reason codes are written.
-
-    Examples
-    --------
-    >>> kebab("AwaitingApproval"), kebab("Paused"), kebab("rolled-back")
-    ('awaiting-approval', 'paused', 'rolled-back')
-    """
-    found = "".join(f"-{each.lower()}" if each.isupper() else each for each in word)
-    return found.lstrip("-")
 
 
 def closed(

@@ -147,8 +147,8 @@ _GPU = MetricSection(Stage.GPU, BESIDE)
 _STEP = closed(
     "step",
     (
-        "observe", "experiment", "steer", "measure", "show", "stop_measuring", "requests",
-        "freezes", "delivered", "watch", "gate", "hold", "start", "drive", "ingest", "windows",
+        "observe", "experiment", "steer", "measure", "show", "stop_measuring", "watch",
+        "reconcile", "deliver", "ingest", "windows",
         "drift", "queue", "prune", "carry", "tell", "listen", "gpus", "lift",
     ),
 )  # fmt: skip

@@ -13,6 +13,7 @@ from retuned.control.analysis import Compared
 from retuned.control.facts import PolicyFact
 from retuned.errors import TemporaryError
 from retuned.ports import Clock
+from retuned.stages.gate import EndToEndRule
 from retuned.stages.verdict import ServerEnvironment
 from retuned_operator.agent_api.reports import held_fact, pod_fact
 from retuned_operator.controllers import objects
@@ -161,7 +162,19 @@ def facts_of(world: ClusterView, rollouts: Rollouts, resource: SwapProposal) -> 
         evidence_checked=checked,
         metrics=_metrics(world, policies, resource, target, now=now),
         slo_firing=None if target is None else world.signals.slo_firing(target),
+        unavailable=_unavailable(policies, target, kernel),
     )
+
+
+def _unavailable(
+    policies: tuple[PolicyFact, ...] | None, target: TuningTarget | None, kernel: str
+) -> str:
+    """Return what the policy requires and no cluster can do: to measure the whole server."""
+    if policies is None or target is None:
+        return ""
+    chosen, _ = gate_facts.choose(policies, kernel, labels=gate_facts.labels_of(target))
+    required = chosen is not None and chosen.policy.spec.validation.end_to_end
+    return "end-to-end-unavailable" if required is EndToEndRule.REQUIRED else ""
 
 
 def baseline(world: ClusterView, target: TuningTarget, kernel: str) -> Digest | None:

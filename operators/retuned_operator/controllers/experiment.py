@@ -14,6 +14,7 @@ from retuned.control import (
     ExperimentStep,
     SetSuspend,
     experiment,
+    step_spans,
 )
 from retuned.control.facts import ExperimentAction
 from retuned.errors import Refused, UsageError
@@ -23,7 +24,6 @@ from retuned_operator.controllers import (
     experiment_facts,
     job_requests,
     objects,
-    step_spans,
     writer,
 )
 from retuned_operator.controllers.cluster_view import ClusterView

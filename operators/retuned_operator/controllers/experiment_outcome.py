@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from retuned.api.values import with_condition
+from retuned.control import step_spans
 from retuned.ports import Telemetry
 from retuned_operator.controllers import conditions as telling
-from retuned_operator.controllers import job_requests, step_spans
+from retuned_operator.controllers import job_requests
 from retuned_operator.controllers.cluster_view import ClusterView
 from retuned_operator.controllers.hypothesis import asked_for, planned_for
 from retuned_operator.controllers.job_requests import MENDED

@@ -12,7 +12,7 @@ from retuned.control import PolicyFact, gate_facts
 from retuned.control.hypotheses import KnownKernels, shape_costs
 from retuned.ports import Telemetry
 from retuned.stages.experiment import Budget, ExperimentPlan, plan
-from retuned.stages.gate import Mode
+from retuned.stages.gate import Mode, limits_of
 from retuned.stages.hypothesis import (
     Hypothesis,
     HypothesisSettings,
@@ -201,6 +201,7 @@ def planned_for(
         environment=environment,
         budget=budget,
         generators=("search",) if alone else world.generators,
+        batch_invariant=limits_of(chosen.policy).batch_invariant,
     )
 
 

@@ -6,8 +6,8 @@ What cannot be made is found here, before anybody is told that it was made.
 from __future__ import annotations
 
 from retuned.api.target import TargetMode, Vendor
-from retuned.control import CreateJob, PolicyFact, experiment
-from retuned_operator.controllers import experiment_facts, objects, step_spans
+from retuned.control import CreateJob, PolicyFact, experiment, step_spans
+from retuned_operator.controllers import experiment_facts, objects
 from retuned_operator.controllers.cluster_view import ClusterView, baseline, target_of
 from retuned_operator.controllers.hypothesis import allowing, asked_for
 from retuned_operator.controllers.next_action import LATER_S

@@ -13,12 +13,20 @@ from typing import Any
 
 from retuned.api.target import ActiveKernel, Quarantined
 from retuned.api.values import API_VERSION, GROUP, Abort
-from retuned.control import Activate, Deactivate, PageOnCall, Quarantine, RolloutStep, proposal
+from retuned.control import (
+    Activate,
+    Deactivate,
+    PageOnCall,
+    Quarantine,
+    RolloutStep,
+    proposal,
+    step_spans,
+)
 from retuned.control.facts import RolloutAction
 from retuned.errors import RetunedError
 from retuned.ports import Telemetry
 from retuned.stages.proposal import Proposal
-from retuned_operator.controllers import conditions, step_spans, writer
+from retuned_operator.controllers import conditions, writer
 from retuned_operator.controllers.cluster_view import ClusterView, Rollouts, facts_of, rollouts_of
 from retuned_operator.controllers.writer import ClusterWriter
 from retuned_operator.kube.errors import Conflict

@@ -9,6 +9,7 @@ from __future__ import annotations
 from retuned.api.decision import SwapDecisionSpec
 from retuned.api.proposal import GateStatus, ProposalPhase
 from retuned.api.values import UidRef
+from retuned.control import decisions
 from retuned.control.decisions import DecisionFacts, warnings_for
 from retuned.errors import Refused, UsageError
 from retuned.stages.gate import Approvals, DecisionKind, Mode
@@ -23,7 +24,6 @@ from retuned_operator.schema import (
     SwapProposal,
 )
 
-_AGREES = (DecisionKind.APPROVE, DecisionKind.BREAK_GLASS)
 _PREFIX = {
     DecisionKind.APPROVE: "approve",
     DecisionKind.REJECT: "reject",
@@ -33,34 +33,9 @@ _PREFIX = {
 
 
 def check_phase(proposal: SwapProposal, kind: DecisionKind, *, back: bool = False) -> None:
-    """Refuse a word that comes too late or too early to mean anything.
-
-    Parameters
-    ----------
-    proposal
-        As it stands.
-    kind
-        The word.
-    back
-        Whether a swap is to be taken back, rather than something ended before or in the middle.
-
-    Raises
-    ------
-    Refused
-        With the phase, and what can be done instead.
-    """
+    """Refuse a decision that has no effect; see `retuned.control.decisions.check_phase`."""
     phase, name = proposal.status.phase, full_name(proposal)
-    swapped = phase.is_under_way or phase.is_going_back or phase is ProposalPhase.PROMOTED
-    if phase.is_going_back and kind not in _AGREES:
-        raise Refused(f"{name} is {phase} already")
-    if back and not swapped:
-        raise Refused(f"{name} is {phase}; there is nothing to take back")
-    if kind in _AGREES and (phase.is_terminal or phase.is_going_back):
-        raise Refused(f"{name} is {phase}; nothing can be approved any more")
-    if kind is DecisionKind.REJECT and not phase.is_before_swap:
-        raise Refused(f"{name} is {phase}; `kubectl retuned rollback` takes a swap back")
-    if kind is DecisionKind.ABORT and phase.is_terminal and not swapped:
-        raise Refused(f"{name} is {phase}; there is nothing to stop")
+    decisions.check_phase(phase, kind, name=name, program="kubectl retuned", back=back)
 
 
 def check_digest(proposal: SwapProposal, digest: str) -> None:

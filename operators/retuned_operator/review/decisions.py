@@ -9,12 +9,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from retuned.control.decisions import AGREES
 from retuned.errors import RetunedError, TemporaryError, UsageError
 from retuned.ports import Clock
 from retuned.review.ports import ReviewedProposal
-from retuned.review.records import Act, Person
+from retuned.review.records import KINDS, Act, Person
 from retuned.review.requests import refused
-from retuned.stages.gate import DecisionKind, utc_minute
+from retuned.stages.gate import utc_minute
 from retuned_operator.controllers import objects
 from retuned_operator.kube.errors import AlreadyExists, Unavailable
 from retuned_operator.kube.informer import key_of
@@ -76,14 +77,6 @@ class PendingDecisions:
         return [*known, *late]
 
 
-KINDS = {
-    Act.APPROVE: DecisionKind.APPROVE,
-    Act.BREAK_GLASS: DecisionKind.BREAK_GLASS,
-    Act.REJECT: DecisionKind.REJECT,
-    Act.ABORT: DecisionKind.ABORT,
-    Act.ROLLBACK: DecisionKind.ABORT,
-}
-_AGREES = (DecisionKind.APPROVE, DecisionKind.BREAK_GLASS)
 _RETRY_S = 5.0
 
 
@@ -153,7 +146,7 @@ class ClusterDeciding:
             )
         kind, gate = KINDS[act], found.status.gate
         check_phase(found, kind, back=act is Act.ROLLBACK)
-        if kind in _AGREES:
+        if kind in AGREES:
             _check_time(found, desk)
             if (gate.policy_digest if gate else None) != seen.policy:
                 raise refused(

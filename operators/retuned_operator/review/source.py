@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from retuned.api.proposal import GateStatus, PodState, ProposalPhase, Step
-from retuned.errors import RetunedError, TemporaryError, UnreadableInput
+from retuned.errors import TemporaryError, UnreadableInput
 from retuned.ports import Clock
 from retuned.review.records import (
     Act,
@@ -27,6 +27,8 @@ from retuned.review.records import (
     Row,
     Slice,
     Window,
+    acts_in,
+    review_phase_of,
 )
 from retuned.stages.gate import DecisionKind
 from retuned.stages.watch import Account
@@ -43,9 +45,9 @@ from retuned_operator.kube.resources import (
     TARGETS,
 )
 from retuned_operator.kubectl.cluster_session import KubernetesUser, full_name
-from retuned_operator.kubectl.decisions import check_phase, warnings
+from retuned_operator.kubectl.decisions import warnings
 from retuned_operator.review.access import AccessReview
-from retuned_operator.review.decisions import KINDS, PendingDecisions
+from retuned_operator.review.decisions import PendingDecisions
 from retuned_operator.review.ports import ReviewStore
 from retuned_operator.schema import PolicyObject, SwapDecision, SwapProposal, TuningTarget, read
 
@@ -60,26 +62,6 @@ _SWAPS = frozenset(
     }
 )
 """Phases whose beginning is a line of the page of swaps."""
-_AGREED = (ProposalPhase.APPROVED, ProposalPhase.SCHEDULED)
-
-
-def standing_of(phase: ProposalPhase) -> ReviewPhase:
-    """Return where a proposal is, in the pages' words.
-
-    Examples
-    --------
-    >>> standing_of(ProposalPhase.PAUSED), standing_of(ProposalPhase.PENDING)
-    (<ReviewPhase.UNDER_WAY: 'under-way'>, <ReviewPhase.OPEN: 'open'>)
-    """
-    if phase in _AGREED:
-        return ReviewPhase.AGREED
-    if phase.is_before_swap:
-        return ReviewPhase.OPEN
-    if phase.is_under_way:
-        return ReviewPhase.UNDER_WAY
-    if phase.is_going_back:
-        return ReviewPhase.GOING_BACK
-    return ReviewPhase.IN_PLACE if phase is ProposalPhase.PROMOTED else ReviewPhase.ENDED
 
 
 def row_of(found: SwapProposal) -> Row:
@@ -91,7 +73,7 @@ def row_of(found: SwapProposal) -> Row:
         name=full_name(found),
         proposal=found.stage_proposal(),
         phase=status.phase.value,
-        standing=standing_of(status.phase),
+        standing=review_phase_of(status.phase),
         gate=gate_of(status.gate) if status.gate else None,
         updated_at=steps[-1].at if steps else found.metadata.creation_timestamp,
     )
@@ -111,26 +93,6 @@ def gate_of(status: GateStatus) -> Gate:
         missing=status.missing,
         missing_from=status.missing_from,
     )
-
-
-def acts_in(found: SwapProposal) -> frozenset[Act]:
-    """Return what can mean something now."""
-    return frozenset(act for act in Act if _means_something(found, act))
-
-
-def _means_something(found: SwapProposal, act: Act) -> bool:
-    phase = found.status.phase
-    if act in (Act.APPROVE, Act.BREAK_GLASS) and phase in (
-        *_AGREED,
-        ProposalPhase.PENDING,
-        ProposalPhase.VALIDATING,
-    ):
-        return False
-    try:
-        check_phase(found, KINDS[act], back=act is Act.ROLLBACK)
-    except RetunedError:
-        return False
-    return act is not Act.ABORT or phase is not ProposalPhase.PROMOTED
 
 
 def warnings_of(
@@ -170,7 +132,7 @@ def case_of(
     row = row_of(found)
     return ProposalDetails(
         row=row,
-        acts=acts_in(found),
+        acts=acts_in(found.status.phase),
         doubts=warnings_of(found, policy, viewer),
         words=tuple(each.stage_decision(row.proposal.id) for each in decisions),
         places=tuple(_places(found)),
@@ -496,7 +458,7 @@ class _Orders:
         found = [
             (made, key)
             for phase in ProposalPhase
-            if standing_of(phase) is standing
+            if review_phase_of(phase) is standing
             for key, made in self._dates(phase.value).items()
         ]
         found.sort(reverse=True)

@@ -14,8 +14,7 @@ from tests.expect import raises_naming
 from retuned.errors import MissingDependency, UsageError
 from retuned.lab.llm.setup import key_of, machine_names
 from retuned.settings import Settings
-from retuned.standalone.assembly import loop_settings
-from retuned.standalone.evolution import config_of
+from retuned.standalone.assembly import config_of, loop_settings
 
 FULL: dict[str, Any] = {
     "evolve_url": "https://models.example.com/v1",

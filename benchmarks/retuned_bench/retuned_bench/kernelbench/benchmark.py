@@ -195,7 +195,7 @@ def _makers(names: Sequence[str], config: Path | None) -> dict[str, Make]:
 def _evolution(config: Path | None) -> Make:
     # Only here: the client costs a third of a second.
     from retuned.lab.llm.setup import open_evolution
-    from retuned.standalone.evolution import config_of
+    from retuned.standalone.assembly import config_of
 
     evolve = config_of(load_settings(config))
     if evolve is None:

@@ -7,11 +7,11 @@ decisions and gate decisions; `quorum` and `decide` make the gate decision.
 
 from retuned.stages.gate.decide import decide, explain, under, utc_minute
 from retuned.stages.gate.enforcement import (
-    NOT_ENFORCED,
+    CLUSTER_ONLY,
+    ClusterOnlyField,
     PolicyLimits,
-    Unenforced,
+    cluster_only_fields,
     limits_of,
-    unenforced,
 )
 from retuned.stages.gate.limits import (
     BatchInvariance,
@@ -56,13 +56,14 @@ from retuned.stages.gate.windows import (
 )
 
 __all__ = [
+    "CLUSTER_ONLY",
     "GPU_MODEL_LABEL",
-    "NOT_ENFORCED",
     "Approvals",
     "Approver",
     "BatchInvariance",
     "BreakGlass",
     "Capture",
+    "ClusterOnlyField",
     "DecisionKind",
     "EndToEndRule",
     "Experiments",
@@ -85,11 +86,11 @@ __all__ = [
     "StopPolicy",
     "SwapDecision",
     "TuningFreeze",
-    "Unenforced",
     "Validation",
     "Window",
     "WindowKind",
     "WindowState",
+    "cluster_only_fields",
     "decide",
     "explain",
     "is_program",
@@ -100,6 +101,5 @@ __all__ = [
     "policy_for",
     "select_policy",
     "under",
-    "unenforced",
     "utc_minute",
 ]

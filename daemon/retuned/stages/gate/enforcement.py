@@ -1,8 +1,8 @@
-"""Enforcement of a policy on one machine: the limits that apply, and the fields without effect.
+"""Enforcement of a policy on one machine: the limits that apply, and the fields for clusters only.
 
-The same file may be used in a cluster, so fields without effect are valid; but the daemon warns
-about them. `NOT_ENFORCED` is their only list: the policy check, the daemon's start and the docs use
-it, and a test compares it with the fields that are read.
+One state machine reads a policy in both worlds. `CLUSTER_ONLY` lists the few fields that need a
+cluster; the policy check, the daemon's start and the docs use it, and a test compares it with the
+fields that are read.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from retuned.stages.gate.values import PolicyModel
 
 Place = tuple[str | int, ...]
 
-_ONE_SERVER = "there is one server, and all its processes are swapped together"
-
-NOT_ENFORCED: Mapping[str, str] = MappingProxyType(
+CLUSTER_ONLY: Mapping[str, str] = MappingProxyType(
     {
         "spec.experiments.budget.trialDeadline": (
             "the setting max_experiment_s limits a whole experiment"
@@ -28,29 +26,18 @@ NOT_ENFORCED: Mapping[str, str] = MappingProxyType(
         "spec.experiments.priorityClassName": "there are no pods; experiments run at low priority",
         "spec.experiments.pauseWhen": "no alerts are read; `retuned freeze` pauses",
         "spec.validation.maxVRAMIncrease": "device memory of variants is not compared",
-        "spec.rollout.canary.pods": _ONE_SERVER,
-        "spec.rollout.canary.bake": "the steps of `canary` say how long each is watched",
-        "spec.rollout.waves": _ONE_SERVER,
-        "spec.rollout.maxConcurrentSwaps": "one swap is under way at a time",
-        "spec.rollout.minHealthyPercent": _ONE_SERVER,
-        "spec.rollout.minInterval": "the next swap may start as soon as one is carried out",
-        "spec.rollout.analysis": "counters and shadow checks judge a swap; no queries are asked",
-        "spec.rollout.autoRollback.enabled": "a swap that is found wrong always goes back",
-        "spec.rollout.autoRollback.on": (
-            "mismatches, errors and a variant that does not engage send it back; nothing else does"
+        "spec.rollout.analysis.metrics.query": (
+            "no query is made; a measurement has no data, and it never passes"
         ),
-        "spec.rollout.postPromotionWatch": "a promoted swap is watched as long as it is in force",
-        "spec.windows.overrun": "a swap that has started stays, also when its window closes",
-        "spec.breakGlass.maxPods": _ONE_SERVER,
     }
 )
-"""What applies instead, by field; a name includes all fields below it. List indices are left out.
-"""
+"""What applies on one machine instead, by field; a name includes all fields below it. List indices
+are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unenforced:
-    """A field that a policy gives and that one machine does not enforce."""
+class ClusterOnlyField:
+    """A field that a policy gives and that acts in a cluster only."""
 
     place: Place
     """Path of the field, for example ``("spec", "windows", 0, "overrun")``."""
@@ -63,7 +50,7 @@ class Unenforced:
         return ".".join(map(str, self.place))
 
 
-def unenforced(policy: KernelTuningPolicy) -> tuple[Unenforced, ...]:
+def cluster_only_fields(policy: KernelTuningPolicy) -> tuple[ClusterOnlyField, ...]:
     """Return the fields of a policy that one machine ignores, in the order of the schema.
 
     Only fields that the file sets count, not defaults.
@@ -72,7 +59,7 @@ def unenforced(policy: KernelTuningPolicy) -> tuple[Unenforced, ...]:
     for place in _given(policy, ()):
         row = _row(place)
         if row is not None:
-            found[row] = Unenforced(place=row, instead=NOT_ENFORCED[_name(row)])
+            found[row] = ClusterOnlyField(place=row, instead=CLUSTER_ONLY[_name(row)])
     return tuple(found.values())
 
 
@@ -148,7 +135,7 @@ def _given(model: PolicyModel, place: Place) -> Iterator[Place]:
 def _row(place: Place) -> Place | None:
     """Return the part of a place that is in the table."""
     for length in range(len(place), 0, -1):
-        if _name(place[:length]) in NOT_ENFORCED:
+        if _name(place[:length]) in CLUSTER_ONLY:
             return place[:length]
     return None
 

@@ -1,7 +1,6 @@
 """Limits of a policy: experiments, the floor of validation, and how a swap spreads.
 
-A single machine does not enforce most of them; `enforcement.NOT_ENFORCED` lists which, and what
-applies instead.
+`enforcement.CLUSTER_ONLY` lists the fields that act in a cluster only.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class ExperimentBudget(PolicyModel):
     max_trials: int = Field(default=64, ge=1)
     """Variants in one experiment."""
     trial_deadline: PositiveDuration = Field(default=parse_duration("15m"))
-    """Time limit of one variant, compiling included."""
+    """Time limit of one variant, compiling included. In a cluster only."""
 
 
 class PauseWhen(PolicyModel):
@@ -50,9 +49,9 @@ class Experiments(PolicyModel):
     budget: ExperimentBudget = ExperimentBudget()
     """Cost limits."""
     priority_class_name: str = Field(default="retuned-experiment", pattern=DNS)
-    """Kubernetes priority of experiment pods."""
+    """Kubernetes priority of experiment pods. In a cluster only."""
     pause_when: PauseWhen = PauseWhen()
-    """Conditions under which experiments pause."""
+    """Conditions under which experiments pause. In a cluster only."""
 
 
 class EndToEndRule(StrEnum):
@@ -195,7 +194,7 @@ class Analysis(PolicyModel):
     no_data_as: Literal["Inconclusive", "Failed"] = "Inconclusive"
     """Result of a measurement without data; never a success."""
     metrics: tuple[Metric, ...] = ()
-    """Metrics to measure."""
+    """Metrics to measure. On one machine no query is made: a measurement has no data there."""
 
 
 class RollbackCause(StrEnum):
@@ -204,7 +203,9 @@ class RollbackCause(StrEnum):
     ANALYSIS_FAILED = "AnalysisFailed"
     NUMERIC_MISMATCH = "NumericMismatch"
     POD_CRASH = "PodCrash"
+    """In a cluster only: on one machine a crash looks like a restart."""
     SLO_ALERT = "SLOAlert"
+    """In a cluster only: on one machine no alerts are read."""
 
 
 class AutoRollback(PolicyModel):

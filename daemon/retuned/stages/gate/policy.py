@@ -1,10 +1,7 @@
 """KernelTuningPolicy: permitted experiments, required evidence and approvals, times of swaps.
 
-The same file is valid on one machine and in a cluster. The gate reads `selector`, `kernels`,
-`gpuModels`, `mode`, `validation.minSpeedup`, `validation.confidence`, `gates`, `windows` and
-`breakGlass`. The loop reads `experiments`, `capture`, `validation.endToEnd` and the quarantine. The
-operator reads the rest. A single machine ignores it and warns about it (`enforcement.NOT_ENFORCED`
-lists each field and what applies instead).
+The same file means the same on one machine and in a cluster; `enforcement.CLUSTER_ONLY` lists the
+few fields that need a cluster.
 """
 
 from __future__ import annotations

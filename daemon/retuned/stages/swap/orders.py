@@ -45,11 +45,13 @@ class Spread:
     noise: tuple[IncumbentNoise, ...] = ()
     lease_s: float = 0.0
     orphan: Literal["hold", "rollback"] = "hold"
+    shadow_every: int = 50
 
 
 def spread_by(
     limits: PolicyLimits,
     *,
+    shadow_every: int = 50,
     shadow_later: tuple[tuple[float, int], ...] = (),
     evidence: Evidence | None = None,
 ) -> Spread:
@@ -59,6 +61,8 @@ def spread_by(
     ----------
     limits
         Of the policy that decides about the kernel.
+    shadow_every
+        One swapped launch in so many is checked against the incumbent.
     shadow_later
         Rates of checks by age.
     evidence
@@ -79,6 +83,7 @@ def spread_by(
         steps.insert(0, first.model_copy(update={"fraction": 0.0}))
     return Spread(
         canary=tuple(steps),
+        shadow_every=shadow_every,
         shadow_later=shadow_later,
         shadow_share=limits.shadow_share,
         noise=_noise(evidence) if evidence is not None else (),
@@ -166,7 +171,6 @@ def order_swap(
     epoch: int,
     previous: Digest | None = None,
     previous_guard: Guard | None = None,
-    shadow_every: int = 50,
     shadow_tolerance: float = 1e-3,
     spread: Spread | None = None,
 ) -> SwapOrder:
@@ -180,8 +184,6 @@ def order_swap(
         One more than any order to this target so far, see `next_epoch`.
     previous, previous_guard
         Active artifact of the slot and its guard; None is the original.
-    shadow_every
-        One swapped launch in so many is checked against the incumbent.
     shadow_tolerance
         Allowed difference, as a share of the RMS of the incumbent's output.
     spread
@@ -199,7 +201,7 @@ def order_swap(
         previous_guard=previous_guard if previous is not None else None,
         guard=proposal.guard,
         epoch=epoch,
-        shadow_every=shadow_every,
+        shadow_every=spread.shadow_every,
         shadow_tolerance=shadow_tolerance,
         shadow_later=spread.shadow_later,
         shadow_share=spread.shadow_share,

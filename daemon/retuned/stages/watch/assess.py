@@ -160,7 +160,9 @@ def _harm(samples: Sequence[WatchSample], settings: WatchSettings) -> WatchRepor
     """Return why to roll back, worst first; None if nothing is wrong."""
     newest = samples[-1]
     if newest.tripped:
-        return _rollback(WatchReason.TRIPPED, f"the runtime rolled back: {newest.tripped}")
+        orphaned = newest.tripped == WatchReason.ORPHANED
+        reason = WatchReason.ORPHANED if orphaned else WatchReason.TRIPPED
+        return _rollback(reason, f"the runtime rolled back: {newest.tripped}")
     if newest.shadow_nonfinite:
         detail = f"NaN or Inf in {newest.shadow_nonfinite} of {newest.shadow_checks} checks"
         return _rollback(WatchReason.NONFINITE, detail)

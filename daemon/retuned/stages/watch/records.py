@@ -26,6 +26,9 @@ class WatchReason(StrEnum):
 
     TRIPPED = "tripped"
     """The runtime's circuit breaker stopped the order; record the rollback."""
+    ORPHANED = "orphaned"
+    """The runtime stopped an unfinished canary, because no daemon contacted it; the artifact is not
+    at fault."""
     NONFINITE = "shadow-nonfinite"
     """NaN or Inf where the incumbent has none, or the reverse."""
     MISMATCH = "shadow-mismatch"

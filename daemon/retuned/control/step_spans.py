@@ -1,24 +1,17 @@
-"""Which span of a turn of the loop a step is: from a status before and after. Pure.
+"""Spans of steps: which span a step is, from the status before and after. Pure.
 
-Statuses are written for many small reasons; a span is only what people would tell of a turn.
+Statuses change for many small reasons; only a change that a person would report is a span.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from retuned.api.proposal import PodState
+from retuned.api.experiment import JobRole, KernelExperiment, KernelExperimentStatus
+from retuned.api.proposal import PodState, ProposalPhase, SwapProposal, SwapProposalStatus
 from retuned.api.values import TRACEPARENT
 from retuned.telemetry.labels import kebab
 from retuned.telemetry.spans import Value
-from retuned_operator.schema import (
-    JobRole,
-    KernelExperiment,
-    KernelExperimentStatus,
-    ProposalPhase,
-    SwapProposal,
-    SwapProposalStatus,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,18 +21,18 @@ class StepSpan:
     stage: str
     """Its name."""
     about: dict[str, Value]
-    """What it is about."""
+    """Its attributes."""
     since_s: float = 0.0
     """How long ago its work began, seconds."""
 
 
 def last_span(resource: KernelExperiment | SwapProposal) -> str:
-    """Return the span in which an object was last written; empty where there is none."""
+    """Return the span of the last write of an object; empty if there is none."""
     return resource.status.traceparent or resource.metadata.annotations.get(TRACEPARENT, "")
 
 
 def of_proposal(resource: SwapProposal, after: SwapProposalStatus) -> StepSpan | None:
-    """Return the span of a step of a proposal; None where nobody would tell of it."""
+    """Return the span of a step of a proposal; None if the step is none."""
     before = resource.status
     told = _told(after) - _told(before)
     swaps = sum(wants is PodState.SWAP for _, wants, _ in told)
@@ -67,7 +60,7 @@ def of_proposal(resource: SwapProposal, after: SwapProposalStatus) -> StepSpan |
 def of_experiment(
     resource: KernelExperiment, after: KernelExperimentStatus, *, now_s: float
 ) -> StepSpan | None:
-    """Return the span of a step of an experiment; None where nobody would tell of it.
+    """Return the span of a step of an experiment; None if the step is none.
 
     Parameters
     ----------

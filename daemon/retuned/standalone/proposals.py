@@ -1,0 +1,186 @@
+"""Stage 7 on one machine: which wins are proposed, and which expired ones again.
+
+An expired proposal was not rejected. Its win is proposed again after it has rested as long as it
+waited, as another attempt, while its measurement is recent; after a few attempts only a new
+experiment brings it back.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+
+from retuned.api.proposal import ProposalPhase
+from retuned.contract import Digest
+from retuned.control.outcome import best_finding
+from retuned.errors import RetunedError
+from retuned.ports import Event, Stored
+from retuned.stages import gate as gate_stage
+from retuned.stages import proposal as proposal_stage
+from retuned.stages.experiment import ExperimentPlan
+from retuned.stages.proposal import AgainLimits, Proposal, ProposalLimits, Refusal, RefusalReason
+from retuned.standalone import evidence, tuned_files
+from retuned.standalone.context import Context, RecordKind
+from retuned.standalone.facts import quarantined
+from retuned.standalone.findings import findings
+from retuned.standalone.hypotheses import live_baseline, share_of
+from retuned.standalone.records import (
+    GOING_BACK,
+    UNDECIDED,
+    in_phases,
+    live_guard,
+    say,
+    understood,
+    was_swapped,
+)
+
+log = logging.getLogger(__name__)
+
+
+def propose(ctx: Context) -> None:
+    """Write a proposal, or the reason for none, for each experiment that was won.
+
+    A win whose proposal expired is proposed again once it has rested, while it still holds.
+    """
+    due = [*ctx.store.list(RecordKind.EXPERIMENT, phase="won"), *rested(ctx)]
+    for stored in due:
+        plan = understood(ctx, stored, ExperimentPlan)
+        if plan is None:
+            continue
+        about = {"experiment": plan.id, "kernel": plan.definition}
+        with ctx.spans.span("proposal", after=stored.traceparent, about=about):
+            try:
+                answer = too_late(ctx, stored, plan) or _weigh(ctx, plan)
+            except RetunedError as error:  # weighed again at the next look, after the others
+                log.error("experiment %s is not weighed: %s", plan.id, error)
+                continue
+            _keep_answer(ctx, plan, answer, phase=stored.phase)
+
+
+def _keep_answer(
+    ctx: Context, plan: ExperimentPlan, answer: Proposal | Refusal, *, phase: str
+) -> None:
+    """Write the proposal, or why there is none."""
+    with ctx.store.transaction():
+        if isinstance(answer, Proposal):
+            body = answer.model_dump(mode="json")
+            ctx.spans.say(proposal=answer.id, risk=str(answer.risk))
+            if ctx.store.add(RecordKind.PROPOSAL, answer.id, body, phase=ProposalPhase.PENDING):
+                ctx.store.advance(RecordKind.EXPERIMENT, plan.id, expect=phase, to="proposed")
+                say(ctx, answer.id, what="proposed", slot=answer.definition)
+                return
+            known = f"proposal {answer.id} says the same, and was or is decided on"
+            answer = Refusal(reason=RefusalReason.ALREADY_DECIDED, detail=known)
+        ctx.spans.say(refused=str(answer.reason))
+        _not_proposed(ctx, plan, answer, phase=phase)
+
+
+def _weigh(ctx: Context, plan: ExperimentPlan) -> Proposal | Refusal:
+    best = best_finding(findings(ctx, plan.id))
+    assert best is not None, "an experiment is won by a finding"
+    if plan.environment != ctx.environment:
+        return Refusal(
+            reason=RefusalReason.STALE_ENVIRONMENT,
+            detail=f"measured in {plan.environment}, this machine is {ctx.environment} now",
+        )
+    doubt = evidence.doubt_about_win(ctx, plan, best)
+    if doubt is not None:
+        return Refusal(reason=RefusalReason(doubt.fault), detail=doubt.detail)
+    answer = proposal_stage.propose(
+        best.verdict,
+        plan=plan,
+        share=share_of(ctx, plan.hypothesis),
+        target=ctx.settings.target,
+        trust=best.solution.trust,
+        first_swap=not was_swapped(ctx.store, plan.definition),
+        limits=ProposalLimits(min_saving=ctx.settings.min_saving),
+        now=ctx.clock.now(),
+        ttl=ctx.settings.proposal_ttl,
+        quarantined=quarantined(ctx),
+        live_baseline=live_baseline(ctx, plan.definition),
+        live_guard=live_guard(ctx.store, plan.definition),
+        attempt=next_attempt(ctx, plan, best.solution.digest),
+    )
+    if isinstance(answer, Proposal):
+        answer = _under_policy(ctx, answer)
+    return tuned_files.with_change(ctx, answer, best.solution)
+
+
+def _not_proposed(ctx: Context, plan: ExperimentPlan, answer: Refusal, *, phase: str) -> None:
+    ctx.store.advance(RecordKind.EXPERIMENT, plan.id, expect=phase, to="refused")
+    ctx.telemetry.count("retuned_proposals_refused_total", reason=str(answer.reason))
+    ctx.store.record(
+        Event(
+            at=ctx.clock.now(),
+            kind=RecordKind.EXPERIMENT,
+            id=plan.id,
+            what="not-proposed",
+            who="retuned",
+            detail={"reason": str(answer.reason), "detail": answer.detail},
+        )
+    )
+
+
+LAPSED = "lapsed"
+"""Phase of an experiment whose proposal expired."""
+
+
+def rested(ctx: Context) -> list[Stored]:
+    """Return the experiments whose win is due again: rested, and nothing else is under way."""
+    lapsed = ctx.store.list(RecordKind.EXPERIMENT, phase=LAPSED)
+    if not lapsed:
+        return []
+    since = ctx.clock.now() - ctx.settings.proposal_ttl
+    busy = {
+        str(each.body.get("definition", "")) for each in in_phases(ctx, (*UNDECIDED, *GOING_BACK))
+    }
+    return [
+        each
+        for each in lapsed
+        if each.updated_at <= since and str(each.body.get("definition", "")) not in busy
+    ]
+
+
+def too_late(ctx: Context, stored: Stored, plan: ExperimentPlan) -> Refusal | None:
+    """Say why a win that lapsed is not proposed again; None if it may be, or never lapsed."""
+    if stored.phase != LAPSED:
+        return None
+    best = best_finding(findings(ctx, plan.id))
+    settings = ctx.settings
+    answer = proposal_stage.propose_again(
+        expired=next_attempt(ctx, plan, best.solution.digest) - 1 if best is not None else 0,
+        expired_at=stored.updated_at,
+        measured_at=stored.created_at,
+        now=ctx.clock.now(),
+        limits=AgainLimits(
+            rest=settings.proposal_ttl,
+            max_age=settings.evidence_max_age,
+            max_proposals=settings.max_proposals,
+        ),
+    )
+    return answer if isinstance(answer, Refusal) else None
+
+
+def next_attempt(ctx: Context, plan: ExperimentPlan, artifact: Digest) -> int:
+    """Return which attempt it would be to propose a win: one more than those that expired."""
+    baseline = live_baseline(ctx, plan.definition)
+    for attempt in itertools.count(1):
+        known = ctx.store.get(
+            RecordKind.PROPOSAL,
+            proposal_stage.proposal_id(
+                target=ctx.settings.target,
+                artifact=artifact,
+                baseline=baseline,
+                environment=plan.environment,
+                attempt=attempt,
+            ),
+        )
+        if known is None or known.phase != ProposalPhase.EXPIRED:
+            return attempt
+    raise AssertionError("counting does not end")
+
+
+def _under_policy(ctx: Context, proposal: Proposal) -> Proposal:
+    """Return a new proposal with the time that the policy in force leaves people for it."""
+    choice = gate_stage.select_policy(ctx.policies(), proposal, labels=ctx.labels)
+    return gate_stage.under(proposal, choice.policy, env=ctx.labels.get("env", ""))
