@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -9,12 +10,15 @@ from tests.operators.world import World, with_facts
 
 from retuned.api.proposal import PodState
 from retuned.api.target import Quarantined
-from retuned.control import PageOnCall, order_for, proposal
+from retuned.control import EndToEndFact, PageOnCall, PodFact, order_for, proposal
 from retuned.control.analysis import Compared
+from retuned.control.facts import HeldFact
 from retuned.control.rollout import ROLLBACK_PATIENCE
 from retuned.control.waves import next_look_at
 from retuned.stages.gate import DecisionKind, StopPolicy
+from retuned.stages.watch import Consequence, WatchAction, WatchReport
 from retuned_operator.schema import ProposalPhase as P
+from retuned_operator.schema import SwapProposal
 
 OPEN = datetime(2026, 3, 3, 1, 0, tzinfo=UTC)
 """A Tuesday, two o'clock in Berlin, in the window."""
@@ -672,3 +676,159 @@ def test_a_proposal_that_waits_is_not_written_again_and_again() -> None:
     assert w.proposals[name] == before
     assert step.look_again_at is not None
     assert step.look_again_at > w.now
+
+
+def held_by_the_server(w: World, name: str, *, reason: str) -> dict[str, tuple[PodFact, ...]]:
+    """Return facts in which every pod refuses its newest order for good."""
+    rollout = w.proposals[name].status.rollout
+    assert rollout is not None
+    told = {each.uid: each.epoch for each in rollout.pods}
+    pods = tuple(
+        replace(pod.fact(), held=HeldFact(epoch=told.get(pod.uid, 0), final=True, reason=reason))
+        for pod in w.pods.values()
+    )
+    return {"pods": pods}
+
+
+def test_a_freeze_takes_back_an_order_that_no_process_has_and_orders_it_anew_later() -> None:
+    w = world()
+    name = approved(w)
+    w.reconcile(name)
+    rollout = w.proposals[name].status.rollout
+    assert phase(w, name) is P.CANARY
+    assert rollout is not None
+    first = rollout.pods[0].epoch
+    w.freeze(StopPolicy.HOLD, hours=1)
+    w.reconcile(name)
+    assert phase(w, name) is P.SCHEDULED
+    assert w.proposals[name].status.reason == "frozen"
+    w.now += timedelta(hours=1)
+    until(w, name, P.ANALYZING)
+    rollout = w.proposals[name].status.rollout
+    assert rollout is not None
+    assert rollout.pods[0].epoch > first, "a node agent commits an epoch once"
+
+
+def test_a_freeze_leaves_an_order_that_a_process_may_have() -> None:
+    w = world()
+    name = approved(w)
+    w.reconcile(name)
+    rollout = w.proposals[name].status.rollout
+    assert rollout is not None
+    told = rollout.pods[0]
+    w.freeze(StopPolicy.HOLD)
+    pods = tuple(
+        replace(pod.fact(), newest_epoch=told.epoch) if pod.uid == told.uid else pod.fact()
+        for pod in w.pods.values()
+    )
+    step = proposal.step(w.proposals[name], with_facts(w.facts(name), pods=pods), now=w.now)
+    assert (step.status.phase, step.status.reason) == (P.CANARY, "frozen")
+
+
+def test_a_window_that_closes_before_any_commit_leaves_the_proposal_scheduled() -> None:
+    w = world()
+    for window in w._policy["spec"]["windows"]:
+        window["overrun"] = "Stop"
+    name = approved(w)
+    w.reconcile(name)
+    assert phase(w, name) is P.CANARY
+    w.now = w.now.replace(hour=5, minute=59)  # seven o'clock in Berlin comes in a minute
+    w.proposals[name] = with_fresh_orders(w, name)
+    w.now += timedelta(minutes=2)
+    w.reconcile(name)
+    assert (phase(w, name), w.proposals[name].status.reason) == (P.SCHEDULED, "window-closed")
+
+
+def with_fresh_orders(w: World, name: str) -> SwapProposal:
+    """Return a proposal whose orders were made just now, so that none is late."""
+    resource = w.proposals[name]
+    rollout = resource.status.rollout
+    assert rollout is not None
+    pods = tuple(each.model_copy(update={"since": w.now}) for each in rollout.pods)
+    status = resource.status.model_copy(
+        update={"rollout": rollout.model_copy(update={"pods": pods})}
+    )
+    return resource.model_copy(update={"status": status})
+
+
+def test_a_server_that_refuses_the_original_pages_at_once() -> None:
+    w = world()
+    name = approved(w)
+    until(w, name, P.WATCHING)
+    w.abort(name)
+    w.reconcile(name)
+    facts = with_facts(w.facts(name), **held_by_the_server(w, name, reason="unknown-slot"))
+    step = proposal.step(w.proposals[name], facts, now=w.now)
+    assert step.status.phase is P.ROLLBACK_FAILED
+    assert any(isinstance(action, PageOnCall) for action in step.actions)
+
+
+def test_a_pod_that_restored_the_original_has_rolled_back() -> None:
+    w = world()
+    name = approved(w)
+    until(w, name, P.WATCHING)
+    w.abort(name)
+    w.reconcile(name)
+    for pod in w.pods.values():  # the previous variant was unavailable there
+        pod.active, pod.epoch = None, pod.epoch + 9
+    w.reconcile(name)
+    assert phase(w, name) is P.ROLLED_BACK
+
+
+def test_a_promoted_swap_that_is_nowhere_in_force_ends() -> None:
+    w = world()
+    name = approved(w)
+    until(w, name, P.PROMOTED)
+    w.settle(rounds=3)
+    for pod in w.pods.values():
+        pod.active, pod.epoch = None, pod.epoch + 9
+    w.reconcile(name)
+    status = w.proposals[name].status
+    assert status.phase.is_going_back or status.phase is P.ROLLED_BACK
+    assert any(step.reason == "not-in-force" for step in status.history)
+    assert w.target.status.quarantine == ()
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({"unavailable": "end-to-end-unavailable"}, "end-to-end-unavailable"),
+        ({"pods": (PodFact(name="chat-0", uid="u0", ready=False),)}, "pods-not-ready"),
+    ],
+)
+def test_what_cannot_start_now_is_scheduled(facts: dict[str, object], reason: str) -> None:
+    w = world()
+    name = approved(w)
+    step = proposal.step(w.proposals[name], with_facts(w.facts(name), **facts), now=w.now)
+    assert (step.status.phase, step.status.reason) == (P.SCHEDULED, reason)
+
+
+def test_a_measurement_of_the_whole_server_holds_or_ends_a_swap() -> None:
+    w = world()
+    name = approved(w)
+    until(w, name, P.WATCHING)
+    w.now += timedelta(minutes=30)
+    waits = EndToEndFact(consequence=Consequence.WAIT)
+    step = proposal.step(w.proposals[name], with_facts(w.facts(name), end_to_end=waits), now=w.now)
+    assert (step.status.phase, step.status.reason) == (P.WATCHING, "end-to-end-running")
+    failed = EndToEndFact(consequence=Consequence.REVERT, reason="end-to-end-slower")
+    step = proposal.step(w.proposals[name], with_facts(w.facts(name), end_to_end=failed), now=w.now)
+    assert (step.status.phase, step.status.reason) == (P.ROLLING_BACK, "end-to-end-slower")
+
+
+@pytest.mark.parametrize(
+    ("reason", "blames"),
+    [("shadow-mismatch", True), ("self-check-failed", True), ("rank-behind", False),
+     ("orphaned", False), ("withdrawn", False)],
+)  # fmt: skip
+def test_only_measured_harm_blames_the_artifact(reason: str, blames: bool) -> None:
+    w = world()
+    name = approved(w)
+    until(w, name, P.ANALYZING)
+    report = WatchReport(action=WatchAction.ROLLBACK, reason=reason)
+    pods = tuple(replace(pod.fact(), report=report) for pod in w.pods.values())
+    step = proposal.step(w.proposals[name], with_facts(w.facts(name), pods=pods), now=w.now)
+    rollout = step.status.rollout
+    assert rollout is not None
+    assert step.status.phase is P.ROLLING_BACK
+    assert (rollout.quarantine_until is not None) is blames
