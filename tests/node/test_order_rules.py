@@ -233,6 +233,27 @@ def test_an_artifact_that_cannot_be_supplied_makes_a_swap_wait_and_a_rollback_go
     assert agent.active() is None
 
 
+def test_a_source_that_is_away_keeps_its_own_code_and_delays_no_rollback(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent.hear(agent.swap(agent.first, epoch=2))
+    second = agent.swap(agent.second, epoch=3, previous=agent.first)
+    agent.hear(second)
+
+    class Damaged(TemporaryError):
+        code = "artifact-damaged"
+
+    def away(self: object, order: SwapOrder) -> Path:
+        raise Damaged("its digest differs", delay_s=1.0)
+
+    monkeypatch.setattr(type(agent.ctx.artifacts), "folder_of", away)
+    agent.hear(agent.swap(agent.first, epoch=4))
+    (held,) = order_store.held_orders(agent.ctx)
+    assert held.reason == "artifact-damaged", "a person must see which"
+    agent.hear(order_rollback(second, epoch=5))
+    assert agent.active() is None
+
+
 def test_a_swap_starts_only_while_the_control_plane_names_it(agent: Agent) -> None:
     agent.server.away = True
     order = agent.swap(agent.first, epoch=2)

@@ -141,8 +141,9 @@ def _sent(ctx: OrderContext, kept: StoredOrder) -> StoredOrder | None:
 
 
 def _prepare(ctx: OrderContext, order: SwapOrder) -> None:
+    folder = ctx.artifacts.folder_of(order)  # outside: its errors say nothing about a process
     try:
-        ctx.swapper.prepare(order, artifact_dir=ctx.artifacts.folder_of(order))
+        ctx.swapper.prepare(order, artifact_dir=folder)
     except (CandidateError, TemporaryError) as error:
         if isinstance(error, CandidateError) and error.reason not in swap_stage.NOT_YET:
             raise

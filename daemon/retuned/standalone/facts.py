@@ -272,8 +272,9 @@ def _proposals(ctx: Context, memory: FactMemory) -> tuple[LocalProposal, ...]:
         resource = _resource(ctx, memory, each)
         if resource is not None:
             found.append(_aborted(resource, asked))
-    for id in memory.resources.keys() - {each.id for each in stored}:
-        del memory.resources[id]
+    for known in (memory.resources, memory.evidence):
+        for id in known.keys() - {each.id for each in stored}:
+            del known[id]
     return tuple(sorted(found, key=lambda each: (each.stage_proposal().created_at, each.id)))
 
 
