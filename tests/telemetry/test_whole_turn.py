@@ -105,7 +105,7 @@ def test_looks_at_which_nothing_happens_leave_no_span(tmp_path: Path, collector:
     world = played(tmp_path, collector)
     gates = collector.named("gate")
     assert 1 <= len(gates) <= 3, "one as it began to wait; its approval is the span of the swap"
-    watched = [span.about.get("retuned.phase", "") for span in collector.named("watch")]
+    watched = [str(span.about.get("retuned.phase", "")) for span in collector.named("watch")]
     assert sorted(watched) == ["", "analyzing", "rolled-back"], "the node's, and two phases"
     assert len(collector.spans) < 60
     assert world.unexpected() == 0
