@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from retuned.contract import Digest
-from retuned.control import gate_facts
-from retuned.control.facts import PolicyFact
-from retuned.control.orders import awaits_commit, desired_orders
+from retuned.control.orders import desired_orders
 from retuned.control.step_spans import last_span
 from retuned.errors import TemporaryError, UnreadableInput
-from retuned.stages.gate import limits_of
-from retuned.stages.swap import Spread, SwapOrder, spread_by
+from retuned.stages.swap import SwapOrder
 from retuned_operator.agent_api import PodRecord
 from retuned_operator.controllers import objects
 from retuned_operator.controllers.accelerators import gpus_of
 from retuned_operator.controllers.ports import BY_SELECTOR, BY_TARGET, Caches
-from retuned_operator.kube.resources import PODS, POLICIES, PROPOSALS, TARGETS, Obj
+from retuned_operator.kube.resources import PODS, PROPOSALS, TARGETS, Obj
 from retuned_operator.schema import SwapProposal, TuningTarget, read
 
 _AGAIN_S = 5.0
@@ -80,19 +77,7 @@ class CachedFleet:
         found, faults = objects.all_of(SwapProposal, bodies)
         if faults:
             raise TemporaryError(f"{pod.target}: {faults[0]}", delay_s=_AGAIN_S)
-        target = read(TuningTarget, body)
-        policies = objects.policies(
-            self._caches.list(POLICIES, namespace=target.metadata.namespace)
-        )
-        if policies is None:  # how a swap would spread is not known: it starts later
-            found = tuple(each for each in found if not awaits_commit(each))
-        return desired_orders(
-            pod.name,
-            pod.uid,
-            target=target,
-            proposals=found,
-            spread=lambda each: _spread(policies, target, each.spec.kernel),
-        )
+        return desired_orders(pod.name, pod.uid, target=read(TuningTarget, body), proposals=found)
 
     def traces(self, pod: PodRecord, orders: Sequence[SwapOrder]) -> Mapping[str, str]:
         """Return the spans that orders go on from, by order, where traces are on."""
@@ -111,18 +96,6 @@ class CachedFleet:
     def key(self) -> str:
         """Return the public key that artifacts are signed with."""
         return self._key()
-
-
-def _spread(
-    policies: tuple[PolicyFact, ...] | None, target: TuningTarget, kernel: str
-) -> Spread | None:
-    """Return how the policy lets a swap spread over launches; all at once without a policy.
-
-    A pod keeps the spread of the order that it took first.
-    """
-    labels = gate_facts.labels_of(target)
-    chosen, _ = gate_facts.choose(policies or (), kernel, labels=labels)
-    return spread_by(limits_of(chosen.policy)) if chosen is not None else None
 
 
 def targets_of(caches: Caches, pod: Mapping[str, object]) -> tuple[str, ...]:
