@@ -1,4 +1,4 @@
-"""Gate decisions in a cluster: stage 8 applied to custom resources."""
+"""Gate facts: stage 8 applied to the facts of a proposal, on one machine and in a cluster."""
 
 from __future__ import annotations
 

@@ -59,8 +59,8 @@ class ObservingSettings(Protocol):
         ...
 
 
-class Observing(Protocol):
-    """Ports and settings of the steps."""
+class ServerPorts(Protocol):
+    """Ports that every step beside a server needs."""
 
     @property
     def store(self) -> Store:
@@ -83,13 +83,17 @@ class Observing(Protocol):
         ...
 
     @property
-    def traces(self) -> TraceSource:
-        """Where launches come from."""
-        ...
-
-    @property
     def swapper(self) -> Swapper:
         """The server, whose slots count launches."""
+        ...
+
+
+class Observing(ServerPorts, Protocol):
+    """Ports and settings of the steps."""
+
+    @property
+    def traces(self) -> TraceSource:
+        """Where launches come from."""
         ...
 
     @property

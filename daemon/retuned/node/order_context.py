@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Protocol
 
 from retuned.api.agent import BlockedOrder, Outcome
+from retuned.node.context import ServerPorts
 from retuned.node.history import History
-from retuned.ports import Clock, Spans, Store, Swapper, Telemetry
 from retuned.stages.swap import MixedEpochs, SwapOrder
 from retuned.stages.watch import CanaryDecision, WatchReport, WatchSettings
 
@@ -108,33 +108,8 @@ class OrderMemory:
     """Set when the control plane should be told at once."""
 
 
-class OrderContext(Protocol):
+class OrderContext(ServerPorts, Protocol):
     """Ports and numbers of the steps that receive, commit, watch and roll back orders."""
-
-    @property
-    def store(self) -> Store:
-        """Where orders are kept."""
-        ...
-
-    @property
-    def clock(self) -> Clock:
-        """Time."""
-        ...
-
-    @property
-    def telemetry(self) -> Telemetry:
-        """Metrics."""
-        ...
-
-    @property
-    def spans(self) -> Spans:
-        """Traces."""
-        ...
-
-    @property
-    def swapper(self) -> Swapper:
-        """The server."""
-        ...
 
     @property
     def artifacts(self) -> ArtifactSource:
