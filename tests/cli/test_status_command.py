@@ -198,7 +198,13 @@ def test_what_profiling_brought_and_took_is_told_with_what_was_left_out(
 ) -> None:
     server.slot("double_m")
     assert "profiled itself" not in run("status")
-    windows = Windows(tmp_path / "nowhere", Rule(), launched=lambda: 0, quiet=nullcontext)
+    windows = Windows(
+        tmp_path / "nowhere",
+        Rule(),
+        launched=lambda: 0,
+        quiet=nullcontext,
+        captured=lambda: False,
+    )
     server.runtime._host.reports["windows"] = windows.state
     windows.turn()
     (process,) = run("status", "--json")["processes"]

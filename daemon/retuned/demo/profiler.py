@@ -17,7 +17,6 @@ from typing import Any
 
 from retuned.demo.batches import StepReport
 from retuned.runtime.profiler.folder import SUFFIX, FolderUnusable, plain_path, publish
-from retuned.runtime.profiler.recorder import cupti_leaves
 
 log = logging.getLogger(__name__)
 
@@ -39,18 +38,6 @@ class WindowSettings:
     """The oldest files beyond this are removed."""
 
 
-def detach_afterwards() -> None:
-    """Have the profiler leave the process after each window, where that is safe.
-
-    CUPTI otherwise stays, and launches after the first window are slower, as others report and as
-    ``docs/known-flaws.md`` has it. An environment that says something else is left as it is.
-    """
-    import torch
-
-    if torch.version.cuda and cupti_leaves(torch.version.cuda, os.environ):
-        os.environ.setdefault("TEARDOWN_CUPTI", "1")
-
-
 class ProfilerWindows:
     """A step hook that profiles some steps.
 
@@ -69,8 +56,6 @@ class ProfilerWindows:
         self.paused = False
         """Begins no window while True; one that is open goes on."""
         self._gpu = gpu
-        if gpu:
-            detach_afterwards()
         self._dir = trace_dir
         self._settings = settings
         self._profiler: Any = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import types
 from collections.abc import Iterator
@@ -25,6 +26,8 @@ class FakeTorch:
         self.capturing = False
         self.cancelled = False
         self.broken = ""
+        self.graphs = False
+        self.teardown: str | None = None
         self.torch = types.SimpleNamespace(
             version=types.SimpleNamespace(cuda="13.2"),
             cuda=types.SimpleNamespace(
@@ -82,6 +85,7 @@ class _Profile:
 
     def __exit__(self, *_: object) -> None:
         assert self.use_device is None, "else it waits for a device by itself"
+        self.fake.teardown = os.environ.get("TEARDOWN_CUPTI")
         self.fake.call("end")
 
 
@@ -92,12 +96,30 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
     monkeypatch.setitem(sys.modules, "torch.autograd.profiler", found.profiler)
     for name in (*VARIABLES, "TEARDOWN_CUPTI", "RANK", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TEARDOWN_CUPTI", "1")
     return found
 
 
+def test_no_window_opens_in_a_process_that_holds_a_captured_graph(fake: FakeTorch) -> None:
+    fake.graphs = True
+    assert Recorder(fake.quiet, lambda: fake.graphs).unready() == "graphs-captured"
+
+
+@pytest.mark.parametrize("server", [None, "0", "1"])
+def test_cupti_is_finalised_only_where_no_graph_exists(
+    fake: FakeTorch, monkeypatch: pytest.MonkeyPatch, server: str | None
+) -> None:
+    if server is not None:
+        monkeypatch.setenv("TEARDOWN_CUPTI", server)
+    recorder = Recorder(fake.quiet, lambda: fake.graphs)
+    for graphs, teardown in ((False, "1"), (True, "0")):  # True: captured during the window
+        fake.graphs = graphs
+        recorder.take(0.001, Path("x"))
+        assert fake.teardown == teardown
+        assert os.environ.get("TEARDOWN_CUPTI") == server, "the server's own profiler reads it"
+
+
 def test_a_window_begins_on_the_servers_device_waits_for_it_and_is_written(fake: FakeTorch) -> None:
-    recorder = Recorder(fake.quiet)
+    recorder = Recorder(fake.quiet, lambda: fake.graphs)
     assert recorder.unready() == ""
     assert recorder.allocations() == 8
     recorder.take(0.001, Path("/nowhere/x"))
@@ -106,7 +128,7 @@ def test_a_window_begins_on_the_servers_device_waits_for_it_and_is_written(fake:
 
 
 def test_no_window_begins_under_a_capture(fake: FakeTorch) -> None:
-    recorder = Recorder(fake.quiet)
+    recorder = Recorder(fake.quiet, lambda: fake.graphs)
     fake.capturing = True
     with pytest.raises(Refused, match="capturing"):
         recorder.take(0.001, Path("x"))
@@ -117,7 +139,7 @@ def test_no_window_begins_under_a_capture(fake: FakeTorch) -> None:
 def test_a_window_that_a_capture_began_in_ends_without_waiting_for_the_device(
     fake: FakeTorch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorder = Recorder(fake.quiet)
+    recorder = Recorder(fake.quiet, lambda: fake.graphs)
 
     def captured(_: float) -> bool:
         fake.capturing = True
@@ -133,19 +155,19 @@ def test_a_recording_that_was_cancelled_is_not_written_which_would_end_the_proce
 ) -> None:
     fake.cancelled = True
     with pytest.raises(Refused, match="another-profiler"):
-        Recorder(fake.quiet).take(0.001, Path("x"))
+        Recorder(fake.quiet, lambda: fake.graphs).take(0.001, Path("x"))
     assert fake.calls[-1] == "end"
 
 
 def test_a_device_that_fails_while_it_is_waited_for_leaves_no_recording_on(fake: FakeTorch) -> None:
     fake.broken = "wait 1"
-    Recorder(fake.quiet).take(0.001, Path("x"))
+    Recorder(fake.quiet, lambda: fake.graphs).take(0.001, Path("x"))
     assert fake.calls[-2:] == ["end", "save x"]
 
 
 def test_a_recording_that_does_not_begin_leaves_no_sign_that_one_is_on(fake: FakeTorch) -> None:
     fake.broken = "begin cuda"
-    recorder = Recorder(fake.quiet)
+    recorder = Recorder(fake.quiet, lambda: fake.graphs)
     with pytest.raises(RuntimeError):
         recorder.take(0.001, Path("x"))
     assert fake.calls[-1] == "off"
@@ -157,13 +179,13 @@ def test_where_somebody_elses_profiler_is_in_the_process_none_begins(
     fake: FakeTorch, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv(name, "/lib/tool.so")
-    assert Recorder(fake.quiet).unready() == "another-profiler"
+    assert Recorder(fake.quiet, lambda: fake.graphs).unready() == "another-profiler"
 
 
 def test_a_process_says_why_it_is_not_profiled(
     fake: FakeTorch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorder = Recorder(fake.quiet)
+    recorder = Recorder(fake.quiet, lambda: fake.graphs)
     monkeypatch.setenv("RANK", "1")
     assert recorder.unready() == "other-rank"
     monkeypatch.delenv("RANK")
@@ -176,7 +198,7 @@ def test_a_process_says_why_it_is_not_profiled(
     fake.profiler._is_profiler_enabled = True
     assert recorder.unready() == "another-profiler"
     del fake.profiler._enable_profiler
-    assert Recorder(fake.quiet).unready() == "profiler-unknown"
+    assert Recorder(fake.quiet, lambda: fake.graphs).unready() == "profiler-unknown"
     fake.torch._C._profiler._ExperimentalConfig = lambda: None
     assert recorder.unready() == "no-all-threads"
     monkeypatch.delitem(sys.modules, "torch")

@@ -23,7 +23,7 @@ KERNEL = b'{"traceEvents": [{"cat": "kernel"}]}'
 class FakeRecorder:
     """Writes what it is told to, or refuses."""
 
-    def __init__(self, _: object) -> None:
+    def __init__(self, *_: object) -> None:
         self.turns = ProfilerOwnership()
         self.cost = Cost()
         self.reason = ""
@@ -55,7 +55,11 @@ class Taken:
     def __init__(self, folder: Path, rule: Rule) -> None:
         self.launched = 1
         self.windows = Windows(
-            folder, rule, launched=lambda: self.launched, quiet=contextlib.nullcontext
+            folder,
+            rule,
+            launched=lambda: self.launched,
+            quiet=contextlib.nullcontext,
+            captured=lambda: False,
         )
         recorder = self.windows._recorder
         assert isinstance(recorder, FakeRecorder)

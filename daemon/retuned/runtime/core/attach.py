@@ -257,7 +257,10 @@ class Runtime:
 
 def _windows(host: RuntimeHost, wanted: tuple[Path, Rule]) -> Windows:
     folder, rule = wanted
-    found = Windows(folder, rule, launched=host.launched, quiet=host.graphs.quiet)
+    graphs = host.graphs
+    found = Windows(
+        folder, rule, launched=host.launched, quiet=graphs.quiet, captured=graphs.captured
+    )
     host.reports["windows"] = found.state
     return found
 

@@ -57,6 +57,11 @@ class HostedGraphs:
         """Block captures of graphs in this context; raises `Refused` if one is running."""
         return self._graphs().gate.changing()
 
+    def captured(self) -> bool:
+        """Whether this process may hold a captured graph; True where captures are not observed."""
+        graphs = self._graphs()
+        return not graphs.torch.watched or bool(graphs.unfollowed or len(graphs.index))
+
     def replays(self) -> int:
         return sum(graph.replays for graph in self._graphs().index)
 

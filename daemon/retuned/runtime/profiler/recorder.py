@@ -1,5 +1,9 @@
 """Recorder of windows, the only module that calls PyTorch's profiler.
 
+A process with a captured CUDA graph gets no window. Once CUPTI was registered, each launch of a
+graph costs up to 9 % more until the process ends; after CUPTI was finalised, the next replay of an
+older graph can end the process (``docs/known-flaws.md``).
+
 The recording is started and stopped by the same thread of the runtime, and requests the operators
 of all threads; otherwise a recording only contains the thread that started it. ``torch.profiler``
 is built on ``torch.autograd.profiler``; using the latter directly imports no compiler, which would
@@ -11,8 +15,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +26,9 @@ from retuned.runtime.profiler.schedule import Cost
 from retuned.runtime.schema import Refused
 
 DETACHES = (12, 6)
-"""From this CUDA version on, CUPTI can detach from a process that has captured graphs."""
+"""From this CUDA version on, CUPTI can detach from a process."""
+_TEARDOWN = "TEARDOWN_CUPTI"
+"""Variable that Kineto reads when a recording ends: ``1`` finalises CUPTI."""
 _OTHERS = ("KINETO_USE_DAEMON", "CUDA_INJECTION64_PATH", "ROCP_TOOL_LIBRARIES", "HSA_TOOLS_LIB")
 """Variables that indicate another profiler in the process."""
 Quiet = Callable[[], AbstractContextManager[None]]
@@ -46,7 +52,21 @@ def cupti_leaves(cuda: str | None, variables: Mapping[str, str]) -> bool:
         version = tuple(int(part) for part in cuda.split(".")[:2])
     except ValueError:
         return False
-    return version >= DETACHES and variables.get("TEARDOWN_CUPTI", "1") == "1"
+    return version >= DETACHES and variables.get(_TEARDOWN, "1") == "1"
+
+
+@contextmanager
+def _teardown(value: str) -> Iterator[None]:
+    """Set Kineto's variable in this context only: the server's own profiler must not inherit it."""
+    before = os.environ.get(_TEARDOWN)
+    os.environ[_TEARDOWN] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_TEARDOWN, None)
+        else:
+            os.environ[_TEARDOWN] = before
 
 
 class Recorder:
@@ -56,12 +76,15 @@ class Recorder:
     ----------
     quiet
         Blocks captures of graphs in its context; raises `Refused` during one.
+    captured
+        Whether this process may hold a captured graph.
     """
 
-    def __init__(self, quiet: Quiet) -> None:
+    def __init__(self, quiet: Quiet, captured: Callable[[], bool]) -> None:
         self.turns = ownership.ProfilerOwnership()
         self.cost = Cost()
         self._quiet = quiet
+        self._captured = captured
 
     def guard(self) -> bool:
         """Detect from now on when the server profiles; False if that is not possible."""
@@ -87,6 +110,8 @@ class Recorder:
         if torch.cuda.is_available() and not torch.cuda.is_initialized():
             return "device-asleep"
         if torch.cuda.is_initialized():
+            if self._captured():
+                return "graphs-captured"
             if not cupti_leaves(getattr(torch.version, "cuda", None), os.environ):
                 return "cupti-stays"
             if _device(torch) is None:
@@ -120,7 +145,6 @@ class Recorder:
         torch = sys.modules["torch"]
         device = _device(torch) if self.on_device else None
         if device is not None:
-            os.environ.setdefault("TEARDOWN_CUPTI", "1")  # read when a recording ends
             torch.cuda.set_device(device)  # for this thread: otherwise it would create a context
         if not self.turns.begin():
             raise Refused("another-profiler", detail="the server is profiling")
@@ -174,7 +198,9 @@ class Recorder:
                     torch.cuda.synchronize(device)
         except (Refused, RuntimeError):
             pass  # running launches are not in the file
-        profile.__exit__(None, None, None)
+        # a graph that was captured during the window must survive its end: CUPTI stays then
+        with _teardown("0" if device is not None and self._captured() else "1"):
+            profile.__exit__(None, None, None)
 
 
 def _experimental(torch: Any) -> Any | None:  # noqa: ANN401 - a module; its settings

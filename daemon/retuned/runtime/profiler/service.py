@@ -44,20 +44,29 @@ class Windows:
         Returns a number that grows while the server works.
     quiet
         Blocks captures of graphs in its context.
+    captured
+        Whether this process may hold a captured graph.
     """
 
     def __init__(
-        self, folder: Path, rule: Rule, *, launched: Callable[[], int], quiet: Quiet
+        self,
+        folder: Path,
+        rule: Rule,
+        *,
+        launched: Callable[[], int],
+        quiet: Quiet,
+        captured: Callable[[], bool],
     ) -> None:
         self._folder = folder
         self._rule = rule
         self._launched = launched
         self._quiet = quiet
+        self._captured = captured
         self._chance = random.Random()  # only spreads replicas
         self._renew()
 
     def _renew(self) -> None:
-        self._recorder = Recorder(self._quiet)
+        self._recorder = Recorder(self._quiet, self._captured)
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._instance = os.urandom(4).hex()
