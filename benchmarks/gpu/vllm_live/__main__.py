@@ -1,0 +1,423 @@
+"""Retuned beside a real vLLM: drift, experiment, approval, swap, proof, rollback.
+
+    OUT=/tmp/out python -m benchmarks.gpu.vllm_live --vllm BIN/vllm --python BIN/python CASE
+
+Cases: ``attention`` (Triton attention, chat turns into long prompts), ``mamba2`` (autotuners that
+were asked once at a warm-up size), ``moe`` (block-FP8 experts without a file on this card),
+``default`` (a server with nothing to gain: FlashAttention). The program writes ``OUT/CASE.json``
+after each part. A part that fails is in the file with its error, and the parts after it run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.vllm_live.load import Load, answers, compared, interval, streams
+from benchmarks.gpu.vllm_live.server import Daemon, Vllm
+from benchmarks.gpu.vllm_live.toggles import Toggles
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A model, its server's options, and its traffic before and after the drift."""
+
+    model: str
+    options: Sequence[str]
+    chat: tuple[Sequence[int], int, int]
+    """Prompt lengths, tokens of an answer, requests under way."""
+    drifted: tuple[Sequence[int], int, int]
+    per_block: int
+    """Requests whose time makes one block."""
+    decode: tuple[int, int] | None = None
+    """Streams and their prompt length, where decode in graphs is measured."""
+    seek_s: float = 220.0
+    """How long the loop has to find, try and swap."""
+
+
+CASES = {
+    "attention": Case(
+        model="dense",
+        options=(
+            *("--attention-backend", "TRITON_ATTN", "--max-model-len", "16384"),
+            *("--max-num-batched-tokens", "8192", "--max-num-seqs", "64"),
+            *("--gpu-memory-utilization", "0.5"),
+        ),
+        chat=((128, 256, 384, 512), 64, 16),
+        drifted=((8192,), 1, 4),
+        per_block=10,
+        decode=(16, 8192),
+    ),
+    "mamba2": Case(
+        model="mamba2",
+        options=(
+            *("--max-model-len", "32768", "--max-num-batched-tokens", "16384"),
+            *("--max-num-seqs", "64", "--gpu-memory-utilization", "0.5"),
+        ),
+        chat=((128, 256, 384, 512), 64, 16),
+        drifted=((16384,), 1, 4),
+        per_block=16,
+    ),
+    "moe": Case(
+        model="moe_fp8",
+        options=(
+            *("--max-model-len", "8192", "--max-num-batched-tokens", "512"),
+            *("--max-num-seqs", "256", "--gpu-memory-utilization", "0.6"),
+        ),
+        chat=((64,), 64, 8),
+        drifted=((512,), 1, 8),
+        per_block=40,
+    ),
+    "default": Case(
+        model="dense",
+        options=(
+            *("--max-model-len", "16384", "--max-num-batched-tokens", "8192"),
+            *("--max-num-seqs", "64", "--gpu-memory-utilization", "0.5"),
+        ),
+        chat=((128, 256, 384, 512), 64, 16),
+        drifted=((8192,), 1, 4),
+        per_block=10,
+        seek_s=45.0,
+    ),
+}
+
+
+class Show:
+    """One case, and its results so far."""
+
+    def __init__(self, name: str, options: argparse.Namespace) -> None:
+        self.name, self.case, self.options = name, CASES[name], options
+        self.out = Path(os.environ.get("OUT", ".")) / f"{name}.json"
+        self.begin_s = time.monotonic()
+        self.results: dict[str, Any] = {"case": name, "errors": {}, "timeline": []}
+        self.chance = random.Random(20261126)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until this case must end."""
+        return float(self.options.until) - (time.monotonic() - self.begin_s)
+
+    def note(self, what: str, **detail: object) -> None:
+        """Add a line to the timeline."""
+        at_s = round(time.monotonic() - self.begin_s, 2)
+        self.results["timeline"].append({"at_s": at_s, "what": what, **detail})
+        print(
+            f"[{at_s:7.1f}] {self.name}: {what} {json.dumps(detail, default=str)[:1500]}",
+            flush=True,
+        )
+
+    def save(self) -> None:
+        """Write what there is."""
+        self.results["seconds"] = round(time.monotonic() - self.begin_s, 1)
+        self.out.write_text(json.dumps(self.results, indent=1, default=str))
+
+    async def part(self, name: str, work: Callable[[], Awaitable[object]]) -> None:
+        """Do one part; its failure is a result."""
+        try:
+            found = await work()
+            if found is not None:
+                self.results[name] = found
+                self.note(name, result=found)
+        except Exception as error:
+            self.results["errors"][name] = traceback.format_exc()[-3000:]
+            self.note(f"{name} FAILED", error=repr(error)[:600])
+        self.save()
+
+
+async def run(show: Show) -> None:
+    """Play one case."""
+    case, options = show.case, show.options
+    model = _model_name(case.model)
+    folder = Path(options.work)
+    begin_s = time.monotonic()
+    subprocess.run(
+        [options.python, "-m", "benchmarks.gpu.vllm_live.models", str(folder / "models"), model],
+        check=True,
+        cwd=HERE.parents[2],
+    )
+    show.note("model", kind=model, seconds=round(time.monotonic() - begin_s, 1))
+    server = Vllm(
+        Path(options.vllm), folder / "models" / model, folder / show.name, options=case.options
+    )
+    daemon = Daemon(
+        Path(options.python), server, folder / f"{show.name}-daemon", policy=HERE / "policy.yaml"
+    )
+    try:
+        show.note("healthy", seconds=server.start())
+        toggles = Toggles(server.sockets)
+        await show.part("first_report", lambda: _report(toggles))
+        daemon.start()
+        await _traffic(show, server, daemon, toggles)
+        await show.part("survey", lambda: _survey(daemon, server))
+        daemon.stop()
+        await _proof(show, server, daemon, toggles)
+    except Exception:
+        show.results["errors"]["run"] = traceback.format_exc()[-4000:]
+    finally:
+        show.results["daemon_log"] = daemon.tail(120)
+        show.results["server_log"] = server.notable()
+        daemon.stop()
+        server.stop()
+        show.save()
+
+
+def _model_name(model: str) -> str:
+    if model != "moe_fp8":
+        return model
+    named = subprocess.run(
+        ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    return "moe_fp8_e512" if "H200" in named else "moe_fp8_e256"
+
+
+async def _report(toggles: Toggles) -> dict[str, Any]:
+    said = await asyncio.to_thread(toggles.report)
+    return {
+        "environment": said.get("environment"),
+        "steps": {k: v for k, v in said.get("steps", {}).items() if k != "recent"},
+        "tunables": [
+            {k: v for k, v in each.items() if k not in ("space", "asked")}
+            | {"asked": each.get("asked", [])[:12]}
+            for each in said.get("tunables", [])
+        ],
+    }
+
+
+async def _traffic(show: Show, server: Vllm, daemon: Daemon, toggles: Toggles) -> None:
+    """Chat, then the drift; approve what the daemon proposes until time is over."""
+    lengths, output, concurrency = show.case.chat
+    chat = await Load(server.url, concurrency, lengths, output, seed="chat").start()
+    await asyncio.sleep(show.options.chat_s)
+    await chat.stop()
+    show.note("chat ended", requests=len(chat.done), failed=chat.failed[:3])
+    await show.part("after_chat", lambda: _report(toggles))
+    lengths, output, concurrency = show.case.drifted
+    drifted = await Load(server.url, concurrency, lengths, output, seed="drifted").start()
+    show.note("drift begins")
+    seek_s = min(show.case.seek_s, show.left_s - 120)
+    begin_s, seen, approved = time.monotonic(), set[str](), set[str]()
+    while time.monotonic() - begin_s < seek_s:
+        listed = await asyncio.to_thread(daemon.json, "proposals")
+        for each in listed["proposals"] if listed else ():
+            state = f"{each['id']}:{each.get('phase') or each.get('status')}"
+            if state not in seen:
+                seen.add(state)
+                show.note(
+                    "proposal",
+                    **{
+                        k: each.get(k)
+                        for k in ("id", "phase", "status", "definition", "speedup", "risk")
+                    },
+                )
+            if each["id"] not in approved:
+                status, said = await asyncio.to_thread(
+                    daemon.command, "approve", each["id"], "-m", "benchmark"
+                )
+                if status == 0:
+                    approved.add(each["id"])
+                    show.note("approved", id=each["id"])
+                else:
+                    show.note("not approved yet", status=status, said=said[-300:])
+        report = await asyncio.to_thread(toggles.report)
+        engaged = {t["id"]: t["table"] for t in report["tunables"] if t.get("table")}
+        for name, table in engaged.items():
+            if name not in seen:
+                seen.add(name)
+                show.note("in force", tunable=name, table=table)
+        if len(drifted.failed) > 20:
+            break
+        await asyncio.sleep(1.0)
+    show.results["history"] = await asyncio.to_thread(daemon.json, "history")
+    show.results["status"] = await asyncio.to_thread(daemon.json, "status")
+    await drifted.stop()
+    show.results["requests"] = {
+        "chat": len(chat.done),
+        "drifted": len(drifted.done),
+        "failed": len(chat.failed) + len(drifted.failed),
+        "errors": [*chat.failed, *drifted.failed][:5],
+    }
+    await show.part("after_drift", lambda: _report(toggles))
+
+
+async def _survey(daemon: Daemon, server: Vllm) -> object:
+    status, said = await asyncio.to_thread(daemon.command, "survey", str(server.sockets), "--json")
+    try:
+        return {"status": status, "survey": json.loads(said)}
+    except ValueError:
+        return {"status": status, "said": said[-3000:]}
+
+
+def _tables(daemon: Daemon) -> list[str]:
+    """Return the texts of the signed changes, the newest of each tunable."""
+    found: dict[str, tuple[float, str]] = {}
+    for path in daemon.state.rglob("*"):
+        if not path.is_file() or path.stat().st_size > 64 << 10:
+            continue
+        try:
+            text = path.read_text("utf-8")
+            body = json.loads(text)
+        except (ValueError, OSError):
+            continue
+        if isinstance(body, dict) and body.get("format") == "table":
+            at = path.stat().st_mtime
+            if at > found.get(body["tunable"], (0.0, ""))[0]:
+                found[body["tunable"]] = (at, text)
+    return [text for _, text in found.values()]
+
+
+async def _proof(show: Show, server: Vllm, daemon: Daemon, toggles: Toggles) -> None:
+    tables = _tables(daemon)
+    if show.options.tables:
+        tables += [json.dumps(each) for each in json.loads(Path(show.options.tables).read_text())]
+    show.results["tables"] = [json.loads(each) for each in tables]
+    if not tables:
+        show.note("no table: nothing was won")
+        return
+
+    def switch(on: bool) -> list[dict[str, Any]]:
+        if on:
+            return [toggles.on(each) for each in tables]
+        return [toggles.off(json.loads(each)["tunable"]) for each in tables]
+
+    await show.part("first_switch", lambda: asyncio.to_thread(switch, True))
+    await show.part("pairs", lambda: _pairs(show, server, switch))
+    await show.part("answers", lambda: _answers(server, switch))
+    if show.case.decode is not None:
+        await show.part("decode", lambda: _decode(show, server, switch))
+    show.results["switching"] = toggles.summary()
+    await show.part("last_report", lambda: _report(toggles))
+
+
+Switch = Callable[[bool], list[dict[str, Any]]]
+
+
+async def _pairs(show: Show, server: Vllm, switch: Switch) -> dict[str, Any]:
+    """Measure pairs of blocks in random order, with on/on and off/off controls among them."""
+    lengths, output, concurrency = show.case.drifted
+    load = await Load(server.url, concurrency, lengths, output, seed="pairs").start()
+    await load.until(2 * concurrency)
+    plan = [("on/off", (False, True))] * 16 + [("off/off", (False, False))] * 4
+    show.chance.shuffle(plan)
+    rows: list[dict[str, Any]] = []
+    reserve_s = 100.0 if show.case.decode else 45.0
+    for label, arms in plan:
+        if show.left_s < reserve_s:
+            break
+        order = [0, 1] if show.chance.random() < 0.5 else [1, 0]
+        blocks: list[dict[str, Any]] = [{}, {}]
+        for index in order:
+            await asyncio.to_thread(switch, arms[index])
+            blocks[index] = await _block(show, load)
+        rows.append({"label": label, "order": order, "off": blocks[0], "on": blocks[1]})
+    await load.stop()
+    summary = {}
+    for label in sorted({row["label"] for row in rows}):
+        own = [row for row in rows if row["label"] == label]
+        summary[label] = {
+            name: interval([math.log(row["on"][name] / row["off"][name]) for row in own])
+            for name in ("tokens_per_s", "latency_ms")
+        } | {
+            f"median_{name}": [
+                statistics.median(row[arm][name] for row in own) for arm in ("off", "on")
+            ]
+            for name in ("tokens_per_s", "latency_ms")
+        }
+    return {
+        "summary": summary,
+        "requests": len(load.done),
+        "failed": len(load.failed),
+        "errors": load.failed[:5],
+        "rows": rows,
+    }
+
+
+async def _block(show: Show, load: Load) -> dict[str, Any]:
+    """Time the next requests that began after the switch."""
+    switched_s = time.monotonic()
+    while not any(each.sent_s >= switched_s for each in load.done):
+        await asyncio.sleep(0.002)
+    first = len(load.done) - 1
+    await load.until(first + show.case.per_block + 1)
+    own = load.done[first : first + show.case.per_block + 1]
+    took_s = own[-1].ended_s - own[0].ended_s
+    tokens = sum(each.prompt_tokens + each.tokens for each in own[1:])
+    return {
+        "tokens_per_s": round(tokens / took_s, 1),
+        "latency_ms": round(1e3 * statistics.median(x.ended_s - x.sent_s for x in own[1:]), 2),
+        "seconds": round(took_s, 3),
+    }
+
+
+async def _answers(server: Vllm, switch: Switch) -> dict[str, Any]:
+    lengths: Sequence[int] = (300, 700, 1200, 2000, 3000, 4500, 6000, 8000)
+    longest = max(map(int, re.findall(r"--max-model-len (\d+)", " ".join(server.words))))
+    lengths = [length for length in lengths if length + 16 <= longest]
+    found = []
+    for on in (False, True, False, True):
+        await asyncio.to_thread(switch, on)
+        found.append(await answers(server.url, lengths))
+    return {
+        "off_off": compared(found[0], found[2]),
+        "on_on": compared(found[1], found[3]),
+        "off_on": compared(found[0], found[1]),
+        "least_gaps": [min(each["gaps"], default=None) for each in found[0]],
+    }
+
+
+async def _decode(show: Show, server: Vllm, switch: Switch) -> dict[str, Any]:
+    assert show.case.decode is not None, "asked for"
+    count, length = show.case.decode
+    rows: list[dict[str, Any]] = []
+    while show.left_s > 25.0 and len(rows) < 8:
+        on = len(rows) % 2 == 1
+        await asyncio.to_thread(switch, on)
+        rows.append({"on": on} | await streams(server.url, count=count, length=length, tokens=100))
+    ratios = [
+        math.log(a["ms_per_token"] / b["ms_per_token"])
+        for a, b in zip(rows[::2], rows[1::2], strict=False)
+    ]
+    return {"rows": rows, "speed": interval(ratios)}
+
+
+def main() -> int:
+    """Run the cases named."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("cases", nargs="+", choices=sorted(CASES))
+    parser.add_argument("--vllm", required=True)
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--work", default="/tmp/vllm_live")
+    parser.add_argument("--until", type=float, default=480.0, help="seconds of each case")
+    parser.add_argument("--chat-s", type=float, default=25.0)
+    parser.add_argument("--tables", help="tables to measure besides, JSON list")
+    options = parser.parse_args()
+    failed = False
+    for name in options.cases:
+        show = Show(name, options)
+        asyncio.run(run(show))
+        failed = failed or bool(show.results["errors"])
+    return int(failed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
