@@ -77,11 +77,11 @@ CASES = {
     "moe": Case(
         model="moe_fp8",
         options=(
-            *("--max-model-len", "8192", "--max-num-batched-tokens", "512"),
+            *("--max-model-len", "8192", "--max-num-batched-tokens", "1024"),
             *("--max-num-seqs", "256", "--gpu-memory-utilization", "0.6"),
         ),
         chat=((64,), 64, 8),
-        drifted=((512,), 1, 8),
+        drifted=((1023,), 1, 8),
         per_block=40,
     ),
     "default": Case(
