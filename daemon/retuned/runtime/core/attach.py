@@ -162,6 +162,18 @@ class Runtime:
         """
         return self._host.tuned.turn_on() if self.enabled else {}
 
+    def tune_tables(self) -> dict[str, str]:
+        """Follow the tunables of the modules that are loaded, and accept orders for tables.
+
+        Cheap to call again after an import; see `runtime.tunables`.
+
+        Returns
+        -------
+        dict
+            ``on`` or a reason code, by family.
+        """
+        return self._host.tunables.turn_on(self.listen) if self.enabled else {}
+
     def graph(self, *, capture: Callable[[], object]) -> Callable[[], None]:
         """Register a function that captures this server's graphs again.
 
@@ -191,6 +203,7 @@ class Runtime:
             self._control.close()
             self._control = None
         self._operators.close()
+        self._host.tunables.close()
         self._host.reset()
         self._ops.close()
         if self._intercepts:
@@ -234,6 +247,7 @@ class Runtime:
             self._control.abandon()
             self._control = None
         self._settled, self._swept = not self.enabled, False
+        self._host.tunables.after_fork()
         self._host.reset(first_launch=self.listen)
 
     def _listen(self) -> None:

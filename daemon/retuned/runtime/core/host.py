@@ -27,6 +27,7 @@ from retuned.runtime.plugins.ranks import ranks
 from retuned.runtime.schema import Refused
 from retuned.runtime.shadow.pending_checks import CHECKS
 from retuned.runtime.shadow.sampler import Compare, compare_tensors
+from retuned.runtime.tunables.service import Tunables
 from retuned.runtime.tuned_files.service import TunedFiles
 
 log = logging.getLogger(__name__)
@@ -86,6 +87,9 @@ class RuntimeHost:
             fence=lambda: self._execution.fence,
             graphs=lambda: self.graphs.answer({}),
         )
+        self.tunables = Tunables(
+            trust=self._trust, fence=lambda: self._execution.fence, may_record=may_capture
+        )
         self._operations: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             "hello": self._hello,
             "slots": self._slots,
@@ -100,6 +104,7 @@ class RuntimeHost:
             "observed": self._observed,
             **self._execution.operations(),
             **self.tuned.operations(),
+            **self.tunables.operations(),
         }
 
     def add(self, slot: Slot) -> None:
@@ -158,6 +163,7 @@ class RuntimeHost:
                     piece, waiting = variant.prepare_pending, variant.pending
                     do(f"{name}: compiling", partial(self._compiling.do, piece, waiting=waiting))
         do("graphs", self.graphs.housekeeping)
+        do("tunables", self.tunables.housekeeping)
 
     def _when_quiet(self, piece: Callable[[], object]) -> None:
         """Run a piece that waits for a device, except during a graph capture, which it would end.
@@ -183,6 +189,7 @@ class RuntimeHost:
         self._compiling = CompileBudget()
         self._visited_s = None
         self.tuned.restart()
+        self.tunables.restart()
         self._seating.restart(first_launch=first_launch)
 
     # --- operations -------------------------------------------------------------------------------

@@ -53,6 +53,11 @@ def follow_graphs(_runtime: Runtime) -> object:
     return process_graphs().reason or "on"
 
 
+def tune_tables(runtime: Runtime) -> object:
+    """Follow the tunables of the modules that are loaded so far."""
+    return runtime.tune_tables()
+
+
 def vllm_operators(runtime: Runtime) -> object:
     from retuned.runtime.plugins.operators_table import VLLM
 
@@ -82,6 +87,20 @@ PARTS = (
         intercept_triton,
         only_with="TRITON_INTERPRET",
     ),
+    Part("tunables: autotuners", "RETUNED_TUNED", "triton.runtime.autotuner", tune_tables),
+    Part(
+        "tunables: attention",
+        "RETUNED_TUNED",
+        "vllm.v1.attention.ops.triton_unified_attention",
+        tune_tables,
+    ),
+    Part(
+        "tunables: experts",
+        "RETUNED_TUNED",
+        "vllm.model_executor.layers.fused_moe.fused_moe",
+        tune_tables,
+    ),
+    Part("tunables: steps", "RETUNED_TUNED", "vllm.v1.worker.gpu_worker", tune_tables),
     Part("vllm-operators", "RETUNED_OPERATORS", "vllm._custom_ops", vllm_operators),
     Part("sgl-kernel-operators", "RETUNED_OPERATORS", "sgl_kernel", sgl_kernel_operators),
     Part(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from retuned.runtime.artifacts.trust import Trust
 from retuned.runtime.schema import Refused
@@ -20,8 +20,13 @@ _MAX_EPOCH = 2**53
 _MAX_OLDER = 16
 
 
+C = TypeVar("C")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TunedOrder:
+class ChangeOrder(Generic[C]):
+    """An order for a change of configuration: of a file, or of a table in this process."""
+
     id: str
     """Identity; executing the same id twice has the same effect as once."""
     kind: str
@@ -35,7 +40,7 @@ class TunedOrder:
     """When it was ordered, UTC."""
     epoch: int
     """Grows with every order for a file."""
-    change: Change
+    change: C
     """What to change; for a rollback, what was changed."""
     before: str | None
     """Digest of the file that the change was made for; None if it did not exist."""
@@ -53,16 +58,32 @@ class TunedOrder:
     """
 
 
+TunedOrder = ChangeOrder[Change]
+"""An order for a tuned-config file."""
+
+
 def parse_tuned_order(request: Mapping[str, Any], *, trust: Trust) -> TunedOrder:
+    """Parse an order for a file; see `parse_order`."""
+    return parse_order(request, trust=trust, read=lambda body, _: parse_change(body))
+
+
+def parse_order(
+    request: Mapping[str, Any], *, trust: Trust, read: Callable[[dict[str, Any], str], C]
+) -> ChangeOrder[C]:
     """Parse an order, and check the signature over what a swap changes.
 
     The signature is over the text of the change, as it is over the manifest of an artifact: file,
-    rows, guard. A rollback needs none; it can only restore the previous bytes.
+    rows, guard. A rollback needs none; it can only restore what was in force before.
+
+    Parameters
+    ----------
+    read
+        Parses the change, from its JSON object and its text.
 
     Raises
     ------
     Refused
-        ``order-invalid``, ``digest-mismatch``, as `Trust.check`, or as `parse_change`.
+        ``order-invalid``, ``digest-mismatch``, as `Trust.check`, or as `read`.
     """
     body = request.get("order")
     if not isinstance(body, Mapping):
@@ -83,7 +104,7 @@ def parse_tuned_order(request: Mapping[str, Any], *, trust: Trust) -> TunedOrder
     epoch = body.get("epoch")
     if type(epoch) is not int or not 1 <= epoch <= _MAX_EPOCH:
         raise _invalid("epoch", f"is not a whole number from 1 to {_MAX_EPOCH}")
-    return TunedOrder(
+    return ChangeOrder(
         id=_text(body, "id"),
         kind=str(kind),
         undoes=_text(body, "undoes") if kind == "rollback" else "",
@@ -92,7 +113,7 @@ def parse_tuned_order(request: Mapping[str, Any], *, trust: Trust) -> TunedOrder
         who=_text(body, "who", empty=True),
         when=_text(body, "when", empty=True),
         epoch=epoch,
-        change=parse_change(parsed),
+        change=read(parsed, text),
         before=before,
         artifact=_text(body, "artifact", empty=True),
         older=_older(body) if kind == "rollback" else (),

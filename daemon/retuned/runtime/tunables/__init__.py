@@ -1,0 +1,1 @@
+"""Tunables: kernels whose launch configuration the server chooses, and tables that change it."""

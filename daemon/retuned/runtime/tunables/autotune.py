@@ -1,0 +1,294 @@
+"""Kernels under ``@triton.autotune``: choices that were made once are seen and can be changed.
+
+``Autotuner.run`` is looked up on the class at each launch, so one assignment reaches kernels that
+were imported long before. The key of an autotuner often lacks the size of the traffic: the choice
+of the first launch, at a warm-up size, then serves all sizes. A table adds the size: the number of
+elements of the launch's largest tensor.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from retuned.runtime.schema import Refused
+from retuned.runtime.tunables.records import Config, Table, digest_of_text
+from retuned.runtime.tunables.state import (
+    Registry,
+    SizeClass,
+    Tunable,
+    capturing,
+    spec_of,
+    timed,
+)
+
+MODULE = "triton.runtime.autotuner"
+_NEEDED = ("arg_names", "cache", "configs", "keys")
+"""Names that ``Autotuner.run`` must use; another Triton is refused."""
+_NUMBERS = ("num_warps", "num_stages", "num_ctas")
+_ATTRIBUTE = "_retuned_tunables"
+_MOST_MADE = 1024
+Run = Callable[..., Any]
+
+
+def unwrapped(kernel: Any) -> Any:  # noqa: ANN401 - the server's
+    """Return the autotuner of a kernel, which heuristics may wrap; None without one."""
+    cls = getattr(sys.modules.get(MODULE), "Autotuner", None)
+    while cls is not None and kernel is not None and not isinstance(kernel, cls):
+        kernel = getattr(kernel, "fn", None)
+    return kernel if cls is not None else None
+
+
+class AutotunerHook:
+    """Hook on ``Autotuner.run``.
+
+    Parameters
+    ----------
+    registry
+        Where found tunables go.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._stock: Run | None = None
+        self._ours: Run | None = None
+        self.state = "triton-missing"
+
+    def install(self) -> str:
+        """Follow autotuners from now on; return ``on`` or a reason code. Idempotent."""
+        if self._stock is not None:
+            return self.state
+        cls = getattr(sys.modules.get(MODULE), "Autotuner", None)
+        stock = cls.__dict__.get("run") if cls is not None else None
+        if cls is None or stock is None:
+            return self.state
+        code = getattr(stock, "__code__", None)
+        names = set(code.co_names) if code is not None else set()
+        kinds = [each.kind for each in inspect.signature(stock).parameters.values()]
+        usual = [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]
+        if kinds[1:] != usual or not names.issuperset(_NEEDED):
+            self.state = "autotuner-unknown"
+            return self.state
+        self._stock, self._ours = stock, self._wrapper(stock)
+        cls.run = self._ours
+        self.state = "on"
+        return self.state
+
+    def uninstall(self) -> None:
+        """Restore the method, unless other code has wrapped it since."""
+        cls = getattr(sys.modules.get(MODULE), "Autotuner", None)
+        if cls is not None and self._ours is not None and cls.__dict__.get("run") is self._ours:
+            cls.run = self._stock
+        self._stock = self._ours = None
+        self.state = "uninstalled"
+
+    def _wrapper(self, stock: Run) -> Run:
+        registry = self._registry
+
+        def run(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as Triton's
+            try:
+                found = _seen(self, args, kwargs, registry)
+            except Exception:
+                registry.failed("autotune")
+                found = None
+            if found is None:
+                return stock(self, *args, **kwargs)
+            config, sized, in_capture = found
+            if config is None:
+                return timed(sized, lambda: stock(self, *args, **kwargs), in_capture=in_capture)
+            return timed(sized, lambda: _launch(self, config, args, kwargs), in_capture=in_capture)
+
+        run.__wrapped__ = stock  # type: ignore[attr-defined]
+        return run
+
+
+def _seen(
+    tuner: Any,  # noqa: ANN401 - an Autotuner
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    registry: Registry,
+) -> tuple[Any, SizeClass, bool] | None:
+    """Count a launch; return the table's configuration, the size class, and if it is captured."""
+    if len(tuner.configs) < 2:
+        return None
+    named = dict(zip(tuner.arg_names, args, strict=False))
+    named.update(kwargs)
+    key = _key(tuner, named)
+    known: dict[Any, Tunable | None] | None = tuner.__dict__.get(_ATTRIBUTE)
+    if known is None:
+        known = tuner.__dict__.setdefault(_ATTRIBUTE, {})
+    try:
+        tunable = known[key]
+    except KeyError:
+        tunable = known[key] = registry.add(_made(tuner, key))
+    if tunable is None:
+        return None
+    elements = max((each.numel() for each in named.values() if hasattr(each, "numel")), default=0)
+    axes = {"elements": elements}
+    sized = tunable.sized(axes)
+    config = tunable.choose(axes, sized)
+    in_capture = capturing()
+    if config is None:
+        _resolved(tuner, key, tunable, sized)
+    if not in_capture and tunable.wants_recipe(sized):
+        tunable.record(sized, _recipe(tuner, tunable, named, axes))
+    return (None if config is None else config_of(config)), sized, in_capture
+
+
+def _key(tuner: Any, named: Mapping[str, Any]) -> tuple[Any, ...]:  # noqa: ANN401
+    """Return the key as ``Autotuner.run`` computes it."""
+    own = {name: value for name, value in named.items() if name in tuner.arg_names}
+    key = [own[name] for name in tuner.keys if name in own]
+    key += [str(value.dtype) for value in own.values() if hasattr(value, "dtype")]
+    return tuple(key)
+
+
+def _resolved(tuner: Any, key: Any, tunable: Tunable, sized: SizeClass) -> None:  # noqa: ANN401
+    chosen = tuner.cache.get(key) if isinstance(tuner.cache, dict) else None
+    sized.how = "frozen"
+    if chosen is None:  # this launch makes the choice, unless another has a right to it
+        tunable.first = sized.axes["elements"]  # type: ignore[attr-defined]
+    else:
+        sized.config = words_of(chosen)
+    first = getattr(tunable, "first", None)
+    sized.detail = f"asked once at elements<={first}" if first is not None else "asked before"
+
+
+def words_of(config: Any) -> dict[str, Any]:  # noqa: ANN401 - a triton.Config
+    """Return a configuration of Triton as JSON data."""
+    found: dict[str, Any] = {"kwargs": dict(config.kwargs)}
+    found |= {name: getattr(config, name, None) for name in _NUMBERS}
+    found["maxnreg"] = getattr(config, "maxnreg", None)
+    return found
+
+
+_MADE: dict[int, tuple[Config, Any]] = {}
+"""Triton's configurations by the identity of their words, which are kept alive with them."""
+
+
+def config_of(words: Config) -> Any:  # noqa: ANN401 - a triton.Config
+    """Return Triton's configuration; the same object for the same words."""
+    made = _MADE.get(id(words))
+    if made is None:
+        if len(_MADE) >= _MOST_MADE:
+            _MADE.clear()
+        made = _MADE[id(words)] = (words, _config(words))
+    return made[1]
+
+
+def _config(words: Config) -> Any:  # noqa: ANN401 - a triton.Config
+    module = sys.modules[MODULE]
+    numbers = {name: words[name] for name in _NUMBERS if words.get(name) is not None}
+    if words.get("maxnreg") is not None:
+        numbers["maxnreg"] = words["maxnreg"]
+    return module.Config(dict(words.get("kwargs", {})), **numbers)
+
+
+def _launch(
+    tuner: Any,  # noqa: ANN401 - an Autotuner
+    config: Any,  # noqa: ANN401 - a triton.Config
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Any:  # noqa: ANN401 - as Triton's
+    """Launch with a configuration as ``Autotuner.run`` does once it has chosen."""
+    if config.pre_hook is not None:
+        named = dict(zip(tuner.arg_names, args, strict=False))
+        config.pre_hook({**named, **kwargs, **config.all_kwargs()})
+    return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
+
+
+def _made(tuner: Any, key: tuple[Any, ...]) -> Tunable:  # noqa: ANN401
+    base = tuner.base_fn
+    configs = [words_of(each) for each in tuner.configs]
+    jit = tuner.fn
+    while jit is not None and not hasattr(jit, "src"):
+        jit = getattr(jit, "fn", None)
+    source = getattr(jit, "src", "") or getattr(base, "__qualname__", "")
+
+    def check(config: Config) -> None:
+        if not any(config.get("kwargs") == each["kwargs"] for each in configs):
+            detail = "its constants are not those of a configuration that the kernel declares"
+            raise Refused("config-unknown", detail=detail)
+
+    def warm(table: Table) -> None:
+        recipes = list(tunable.recipes.values())
+        for rule in table.rules:
+            for recipe in recipes:
+                if rule.matches(recipe["axes"]):
+                    _compile(tuner, recipe, config_of(rule.config))
+
+    tunable = Tunable(
+        "autotune",
+        kernel=base.__name__,
+        module=base.__module__,
+        source=digest_of_text(source + repr(configs)),
+        geometry={"key": [str(each) for each in key]},
+        axes=("elements",),
+        space={"configs": configs},
+        check=check,
+        warm=warm,
+    )
+    return tunable
+
+
+def _recipe(
+    tuner: Any,  # noqa: ANN401
+    tunable: Tunable,
+    named: Mapping[str, Any],
+    axes: Mapping[str, int],
+) -> dict[str, Any]:
+    """Describe a launch so that an experiment can repeat it on tensors of its own."""
+    budget = tunable.data_budget
+    own = {k: v for k, v in named.items() if k not in ("grid", "warmup")}
+    grid = named.get("grid")
+    grids = []
+    for config in tuner.configs:
+        numbers = grid({**own, **config.all_kwargs()}) if callable(grid) else grid
+        grids.append([int(each) for each in numbers or ()])
+    chosen = tuner.cache.get(_key(tuner, named))
+    return {
+        "tunable": tunable.id,
+        "family": "autotune",
+        "module": tunable.module,
+        "name": tunable.kernel,
+        "axes": dict(axes),
+        "call": {
+            "arguments": [[name, spec_of(value, budget=budget)] for name, value in own.items()],
+            "configs": [words_of(each) for each in tuner.configs],
+            "grids": grids,
+            "in_force": words_of(chosen) if chosen is not None else None,
+            "reset_to_zero": list(tuner.reset_to_zero),
+            "restore_value": list(tuner.restore_value),
+        },
+    }
+
+
+def _compile(tuner: Any, recipe: Mapping[str, Any], config: Any) -> None:  # noqa: ANN401
+    """Compile a configuration for a recorded launch; nothing is launched."""
+    torch = sys.modules["torch"]
+    named: dict[str, Any] = {}
+    for name, spec in recipe["call"]["arguments"]:
+        if "tensor" in spec:
+            dtype = getattr(torch, spec["tensor"]["dtype"])
+            named[name] = _Pointer(dtype)
+        elif "value" in spec:
+            named[name] = spec["value"]
+        else:
+            return  # a launch that cannot be described compiles when it is launched
+    tuner.fn.run(**named, grid=(1,), warmup=True, **config.all_kwargs())
+
+
+class _Pointer:
+    """Stands for an aligned tensor where Triton only compiles."""
+
+    def __init__(self, dtype: Any) -> None:  # noqa: ANN401 - a torch.dtype
+        self.dtype = dtype
+
+    def data_ptr(self) -> int:
+        return 0
+
+    @property
+    def ptr_range(self) -> int:
+        return 0

@@ -1,0 +1,248 @@
+"""Second sets of captured graphs: graphs keep the configuration of their capture.
+
+For the batch sizes that a table names, graphs are captured again with the table in force and kept
+beside the old ones. Exchanging a set is an assignment at a safe point; so is the rollback. A size
+never lacks its graph: the server would capture on the request path.
+
+Both runners of vLLM are known: V2 keeps full graphs in ``cudagraph_manager.graphs``; V1 keeps
+entries in ``CUDAGraphWrapper`` instances, one for each piece of the model.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+from retuned.runtime.schema import Refused
+from retuned.runtime.tunables.records import Capture
+from retuned.runtime.tunables.state import Registry
+from retuned.runtime.tunables.steps import synchronize
+
+log = logging.getLogger(__name__)
+
+WRAPPER = "vllm.compilation.cuda_graph"
+MONITOR = "vllm.compilation.monitor"
+PARALLEL = "vllm.distributed.parallel_state"
+MIN_FREE_BYTES = 1 << 30
+"""Free device memory below which nothing is captured."""
+Graphs = Mapping[Any, Any]
+
+
+class GraphSets:
+    """The server's own graphs, and those captured with tables.
+
+    Parameters
+    ----------
+    registry
+        Receives the axes that a capture does not show.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._own: dict[tuple[int, Any], Any] = {}
+        """The server's own graphs that were exchanged, by holder and key."""
+
+    def way(self, worker: Any) -> str:  # noqa: ANN401 - the server's
+        """Return ``on`` if graphs can be captured again here, else a reason code."""
+        runner = getattr(worker, "model_runner", None)
+        if runner is None:
+            return "no-worker"
+        if getattr(runner, "cudagraph_manager", None) is not None:
+            manager = runner.cudagraph_manager
+            known = all(
+                hasattr(manager, n) for n in ("graphs", "_capture_descs", "_graphs_captured")
+            )
+            return "on" if known and hasattr(runner, "capture_model") else "runner-unknown"
+        if hasattr(runner, "_capture_cudagraphs") and hasattr(runner, "cudagraph_dispatcher"):
+            return "on" if sys.modules.get(WRAPPER) is not None else "no-graphs"
+        return "runner-unknown"
+
+    def capture(self, worker: Any, captures: Sequence[Capture]) -> list[int]:  # noqa: ANN401
+        """Capture the named sizes again, and put the new graphs in force; return the sizes.
+
+        Runs at a safe point, while the server has no requests.
+
+        Raises
+        ------
+        Refused
+            ``runner-unknown``, ``no-graphs``, ``server-busy``, ``graph-memory``, or
+            ``capture-failed``; the old graphs stay in force.
+        """
+        way = self.way(worker)
+        if way != "on":
+            raise Refused(way, detail="the graphs of this server cannot be captured again")
+        if not is_idle(worker):
+            raise Refused("server-busy", detail="requests are under way")
+        _check_memory()
+        synchronize()
+        done = []
+        for each in captures:
+            self._registry.assumed = dict(each.axes)
+            try:
+                if self._capture_one(worker, each.size):
+                    done.append(each.size)
+            except Exception as error:
+                log.exception("size %d is not captured again; its old graphs stay", each.size)
+                raise Refused("capture-failed", detail=repr(error)[:300]) from error
+            finally:
+                self._registry.assumed = {}
+        synchronize()
+        return done
+
+    def restore(self, worker: Any, sizes: Sequence[int]) -> list[int]:  # noqa: ANN401
+        """Put the server's own graphs of these sizes back in force; return those restored."""
+        found = set()
+        for holder in _holders(worker):
+            graphs = _graphs_of(holder)
+            for key in list(graphs):
+                own = self._own.pop((id(holder), key), None)
+                if own is not None and key.num_tokens in sizes:
+                    graphs[key] = own
+                    found.add(key.num_tokens)
+                elif own is not None:
+                    self._own[id(holder), key] = own
+        return sorted(found)
+
+    def _capture_one(self, worker: Any, size: int) -> bool:  # noqa: ANN401
+        runner = worker.model_runner
+        holders = _holders(worker)
+        before = [dict(_graphs_of(each)) for each in holders]
+        for holder, graphs in zip(holders, before, strict=True):
+            _put(holder, {key: graph for key, graph in graphs.items() if key.num_tokens != size})
+        try:
+            manager = getattr(runner, "cudagraph_manager", None)
+            capture = _capture_v1 if manager is None else _capture_v2
+            capture(worker, size)
+            fresh = [dict(_graphs_of(each)) for each in holders]
+        except BaseException:
+            for holder, graphs in zip(holders, before, strict=True):
+                _put(holder, graphs)
+            raise
+        again = False
+        for holder, old, new in zip(holders, before, fresh, strict=True):
+            for key, graph in old.items():
+                made = new.get(key)
+                if key.num_tokens == size and made is not None and _is_whole(made):
+                    self._own.setdefault((id(holder), key), graph)
+                    old[key] = made
+                    again = True
+            _put(holder, old)
+        return again
+
+
+def is_idle(worker: Any) -> bool:  # noqa: ANN401 - the server's
+    """Whether no request is under way in a worker."""
+    runner = worker.model_runner
+    states = getattr(runner, "req_states", None)
+    if states is not None:
+        return not states.req_id_to_index
+    return not getattr(runner, "requests", {})
+
+
+def _check_memory() -> None:
+    torch = sys.modules["torch"]
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info()
+    if free < MIN_FREE_BYTES:
+        detail = f"{free >> 20} MiB of device memory are free, {MIN_FREE_BYTES >> 20} are needed"
+        raise Refused("graph-memory", detail=detail)
+
+
+def _holders(worker: Any) -> list[Any]:  # noqa: ANN401
+    """Return the objects that hold captured graphs."""
+    manager = getattr(worker.model_runner, "cudagraph_manager", None)
+    wrapper = getattr(sys.modules.get(WRAPPER), "CUDAGraphWrapper", None)
+    wrappers = list(getattr(wrapper, "_all_instances", ()))
+    return [*([manager] if manager is not None else []), *wrappers]
+
+
+def _name(holder: Any) -> str:  # noqa: ANN401
+    return "graphs" if "graphs" in vars(holder) else "concrete_cudagraph_entries"
+
+
+def _graphs_of(holder: Any) -> dict[Any, Any]:  # noqa: ANN401
+    found: dict[Any, Any] = vars(holder)[_name(holder)]
+    return found
+
+
+def _put(holder: Any, graphs: dict[Any, Any]) -> None:  # noqa: ANN401
+    setattr(holder, _name(holder), graphs)
+
+
+def _is_whole(made: Any) -> bool:  # noqa: ANN401 - a graph, or an entry with one
+    return getattr(made, "cudagraph", made) is not None
+
+
+def _capture_v2(worker: Any, size: int) -> None:  # noqa: ANN401
+    """Capture one size with V2's own routine, narrowed to it."""
+    runner, torch = worker.model_runner, sys.modules["torch"]
+    manager = runner.cudagraph_manager
+    descriptors = manager._capture_descs
+    narrowed = {
+        mode: [each for each in listed if each.num_tokens == size]
+        for mode, listed in descriptors.items()
+    }
+    manager._capture_descs = {mode: own for mode, own in narrowed.items() if own}
+    captured = manager._graphs_captured
+    try:
+        with torch.inference_mode(), _capturing_enabled():
+            runner.capture_model()
+    finally:
+        manager._capture_descs, manager._graphs_captured = descriptors, captured
+
+
+def _capture_v1(worker: Any, size: int) -> None:  # noqa: ANN401
+    """Capture one size with V1's own routine."""
+    runner, torch = worker.model_runner, sys.modules["torch"]
+    parallel = sys.modules[PARALLEL]
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode())
+        stack.enter_context(_capturing_enabled())
+        stack.enter_context(_zeroed_block_tables(runner))
+        freeze = getattr(runner, "_freeze_gc", nullcontext)
+        stack.enter_context(freeze())
+        stack.enter_context(parallel.graph_capture(device=runner.device))
+        for mode, descriptors in runner.cudagraph_dispatcher.get_capture_descs():
+            own = [each for each in descriptors if each.num_tokens == size]
+            if own:
+                runner._capture_cudagraphs(
+                    batch_descriptors=own, cudagraph_runtime_mode=mode, profiler=nullcontext()
+                )
+
+
+@contextmanager
+def _capturing_enabled() -> Iterator[None]:
+    """Let vLLM's wrappers capture in this context; they refuse outside of start-up."""
+    monitor = sys.modules.get(MONITOR)
+    enable = getattr(monitor, "set_cudagraph_capturing_enabled", None)
+    if enable is None:
+        yield
+        return
+    before = getattr(monitor, "cudagraph_capturing_enabled", False)
+    enable(True)
+    try:
+        yield
+    finally:
+        enable(before)
+
+
+@contextmanager
+def _zeroed_block_tables(runner: Any) -> Iterator[None]:  # noqa: ANN401
+    """Point dummy runs at block 0: they write keys and values, and other blocks may be cached."""
+    saved: list[tuple[Any, Any]] = []
+    tables = getattr(getattr(runner, "input_batch", None), "block_table", None)
+    for each in getattr(tables, "block_tables", ()):
+        for tensor in (each.block_table.gpu, each.block_table.cpu):
+            saved.append((tensor, tensor.clone()))
+            tensor.zero_()
+    begin_s = time.monotonic()
+    try:
+        yield
+    finally:
+        for tensor, content in saved:
+            tensor.copy_(content)
+        log.info("graphs were captured again in %.2f s", time.monotonic() - begin_s)

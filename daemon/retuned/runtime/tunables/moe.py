@@ -1,0 +1,262 @@
+"""vLLM's fused mixture of experts in Triton: rows of the launch table by tokens, live.
+
+``try_get_optimal_moe_config`` returns the row for a number of tokens, from a file, by the nearest
+number, or from literals. Its wrapper returns the table's row where a rule matches. The alignment of
+tokens to experts, both products and their workspaces follow from that row in vLLM's own code.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from retuned.runtime.schema import Refused
+from retuned.runtime.tunables.attention import replace_everywhere
+from retuned.runtime.tunables.records import Config, digest_of_text
+from retuned.runtime.tunables.state import TIME_EVERY, Registry, SizeClass, Tunable, capturing
+
+MODULE = "vllm.model_executor.layers.fused_moe.fused_moe"
+FUNCTION, KERNEL = "try_get_optimal_moe_config", "fused_moe_kernel"
+_PARAMETERS = ("w1_shape", "w2_shape", "top_k", "dtype", "M", "block_shape")
+_NEEDED = (
+    "BLOCK_SIZE_M",
+    "BLOCK_SIZE_N",
+    "BLOCK_SIZE_K",
+    "GROUP_SIZE_M",
+    "num_warps",
+    "num_stages",
+)
+SPACE: Mapping[str, list[int]] = {
+    "BLOCK_SIZE_M": [16, 32, 64, 128],
+    "BLOCK_SIZE_N": [32, 64, 128, 256],
+    "BLOCK_SIZE_K": [64, 128, 256],
+    "GROUP_SIZE_M": [1, 16, 32, 64],
+    "num_warps": [4, 8],
+    "num_stages": [2, 3, 4, 5],
+}
+_KEPT = frozenset({"SPLIT_K", "waves_per_eu", "matrix_instr_nonkdim", "kpack"})
+_LAUNCHES = 2
+"""The kernel runs twice for each look-up."""
+
+
+class MoeHook:
+    """Hook on the look-up of rows.
+
+    Parameters
+    ----------
+    registry
+        Where found tunables go.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._stock: Callable[..., dict[str, Any]] | None = None
+        self._ours: Callable[..., dict[str, Any]] | None = None
+        self._known: dict[tuple[Any, ...], Tunable | None] = {}
+        self._timer = _Timer()
+        self.state = "vllm-missing"
+
+    def install(self) -> str:
+        """Put the wrapper before the look-up, in every module that holds it. Idempotent."""
+        module = sys.modules.get(MODULE)
+        stock = getattr(module, FUNCTION, None)
+        if module is None or stock is None or self._stock is not None:
+            if self._stock is not None:
+                replace_everywhere(FUNCTION, self._stock, self._ours)
+            return self.state
+        if tuple(inspect.signature(stock).parameters) != _PARAMETERS:
+            self.state = "moe-unknown"
+            return self.state
+        self._stock, self._ours = stock, self._wrapper(stock)
+        replace_everywhere(FUNCTION, stock, self._ours)
+        kernel = getattr(module, KERNEL, None)
+        if kernel is not None:
+            setattr(module, KERNEL, _TimedKernel(kernel, self._timer))
+        self.state = "on"
+        return self.state
+
+    def uninstall(self) -> None:
+        """Restore the look-up and the kernel."""
+        if self._stock is None:
+            return
+        replace_everywhere(FUNCTION, self._ours, self._stock)
+        module = sys.modules.get(MODULE)
+        kernel = getattr(module, KERNEL, None)
+        if isinstance(kernel, _TimedKernel):
+            setattr(module, KERNEL, kernel.kernel)
+        self._stock = self._ours = None
+        self._known.clear()
+        self.state = "uninstalled"
+
+    def _wrapper(self, stock: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+        @functools.wraps(stock)
+        def try_get_optimal_moe_config(*args: Any, **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
+            row = stock(*args, **kwargs)
+            try:
+                given = {**dict(zip(_PARAMETERS, args, strict=False)), **kwargs}
+                config = self._seen(given, row)
+            except Exception:
+                self._registry.failed("moe")
+                config = None
+            return row if config is None else {**row, **config}
+
+        return try_get_optimal_moe_config
+
+    def _seen(self, given: Mapping[str, Any], row: Mapping[str, Any]) -> Config | None:
+        w1, w2 = tuple(given["w1_shape"]), tuple(given["w2_shape"])
+        block = tuple(given.get("block_shape") or ())
+        key = (w1, w2, given["top_k"], given["dtype"], block)
+        tunable: Tunable | None = self._known.get(key, _MISSING)
+        if tunable is _MISSING:
+            tunable = self._known[key] = self._registry.add(self._made(given, w1, w2, block))
+        if tunable is None or tunable.refused:
+            return None
+        tokens = int(given["M"])
+        axes = {"tokens": tokens}
+        sized = tunable.sized(axes)
+        config = tunable.choose(axes, sized)
+        in_capture = capturing()
+        sized.captured += in_capture
+        if config is None:
+            sized.config = dict(row)
+            sized.how, sized.detail = _resolved(given, w2, block)
+        if tunable.wants_recipe(sized):
+            tunable.record(sized, _recipe(tunable, tokens, row))
+        if not in_capture:
+            self._timer.begin(sized)
+        return config
+
+    def _made(
+        self,
+        given: Mapping[str, Any],
+        w1: tuple[int, ...],
+        w2: tuple[int, ...],
+        block: tuple[int, ...],
+    ) -> Tunable:
+        module = sys.modules[MODULE]
+        kernel = getattr(module, KERNEL, None)
+        tunable = Tunable(
+            "moe",
+            kernel=KERNEL,
+            module=MODULE,
+            source=digest_of_text(str(getattr(kernel, "src", ""))),
+            geometry={
+                "E": w2[0],
+                "N": w2[2],
+                "K": w1[2],
+                "top_k": int(given["top_k"]),
+                "dtype": given["dtype"],
+                "block_shape": list(block),
+            },
+            axes=("tokens",),
+            space={"parameters": {name: list(values) for name, values in SPACE.items()}},
+            check=_check,
+        )
+        tunable.refused = _refusal(module)
+        return tunable
+
+
+_MISSING: Any = object()
+
+
+def _refusal(module: Any) -> str:  # noqa: ANN401 - vLLM's
+    """Return why this server ignores tables; empty if it does not."""
+    envs = getattr(module, "envs", None)
+    return "batch-invariant" if getattr(envs, "VLLM_BATCH_INVARIANT", False) else ""
+
+
+def _check(config: Config) -> None:
+    """Verify a row.
+
+    Raises
+    ------
+    Refused
+        ``config-unknown``.
+    """
+    lacking = [name for name in _NEEDED if type(config.get(name)) is not int]
+    unknown = set(config) - set(_NEEDED) - _KEPT
+    blocks = (config.get(name, 0) for name in _NEEDED[:3])
+    if lacking or unknown or not all(16 <= b <= 512 and not b & (b - 1) for b in blocks):
+        detail = f"lacks {lacking[:3]}, has unknown {sorted(unknown)[:3]}, or a block is unusual"
+        raise Refused("config-unknown", detail=detail)
+
+
+def _resolved(
+    given: Mapping[str, Any], w2: tuple[int, ...], block: tuple[int, ...]
+) -> tuple[str, str]:
+    """Return how the server found its row, and at which number of tokens."""
+    module = sys.modules[MODULE]
+    wide = w2[2] * 2 if given["dtype"] == "int4_w4a16" else w2[2]
+    first, second = block if block else (0, 0)
+    rows = module.get_moe_configs(w2[0], wide, given["dtype"], first, second)
+    if not rows:
+        return "default", "no file for this card and shape"
+    tokens = int(given["M"])
+    nearest = min(rows, key=lambda each: abs(each - tokens))
+    return ("exact" if nearest == tokens else "nearest"), f"row of {nearest} tokens"
+
+
+def _recipe(tunable: Tunable, tokens: int, row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "tunable": tunable.id,
+        "family": "moe",
+        "module": MODULE,
+        "name": FUNCTION,
+        "axes": {"tokens": tokens},
+        "call": {
+            "geometry": tunable.geometry,
+            "tokens": tokens,
+            "activation": "silu",
+            "routes": None,
+            "in_force": dict(row),
+        },
+    }
+
+
+class _Timer:
+    """Device time of one expert layer in `TIME_EVERY`: from the look-up to the second launch."""
+
+    def __init__(self) -> None:
+        self._sized: SizeClass | None = None
+        self._first: Any = None
+        self._launches = 0
+
+    def begin(self, sized: SizeClass) -> None:
+        self._sized = None
+        torch = sys.modules.get("torch")
+        if sized.launches % TIME_EVERY != 1 or torch is None or not torch.cuda.is_initialized():
+            return
+        self._sized, self._launches = sized, 0
+        self._first = torch.cuda.Event(enable_timing=True)
+        self._first.record()
+
+    def launched(self) -> None:
+        if self._sized is None:
+            return
+        self._launches += 1
+        if self._launches == _LAUNCHES:
+            last = sys.modules["torch"].cuda.Event(enable_timing=True)
+            last.record()
+            self._sized.pending.append((self._first, last))
+            self._sized = None
+
+
+class _TimedKernel:
+    """In place of the kernel: notes its launches for the timer."""
+
+    def __init__(self, kernel: Any, timer: _Timer) -> None:  # noqa: ANN401 - a JITFunction
+        self.kernel, self._timer = kernel, timer
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - as the kernel's
+        return getattr(self.kernel, name)
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:  # noqa: ANN401 - as Triton's
+        def launch(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as Triton's
+            found = self.kernel[grid](*args, **kwargs)
+            self._timer.launched()
+            return found
+
+        return launch

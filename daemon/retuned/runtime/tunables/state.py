@@ -1,0 +1,273 @@
+"""State of tunables in this process: launches by size class, recorded launches, table in force."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from retuned.runtime.tunables.records import Axes, Config, Table, bucket, tunable_id
+
+log = logging.getLogger(__name__)
+
+MAX_TUNABLES = 256
+MAX_CLASSES = 256
+"""Size classes counted for one tunable; launches of further ones are counted together."""
+MAX_RECIPES = 12
+MAX_DATA_BYTES = 1 << 20
+"""Values of integer tensors that one recorded launch may hold."""
+TIME_EVERY = 64
+"""One eager launch in so many is timed on the device."""
+_MAX_PENDING = 16
+
+
+class SizeClass:
+    """Launches of one size class."""
+
+    __slots__ = (
+        "axes",
+        "captured",
+        "config",
+        "described",
+        "detail",
+        "how",
+        "launches",
+        "matched",
+        "pending",
+        "timed",
+        "timed_us",
+    )
+
+    def __init__(self, axes: Axes) -> None:
+        self.axes = axes
+        self.launches = 0
+        self.captured = 0
+        """Launches during a capture of a graph; each is replayed unseen."""
+        self.matched = 0
+        self.timed = 0
+        self.timed_us = 0.0
+        self.pending: list[tuple[Any, Any]] = []
+        """Pairs of device events whose time is not known yet."""
+        self.described: bool | None = None
+        """Whether a launch was described, with values of integer tensors or without."""
+        self.config: Config = {}
+        self.how = ""
+        self.detail = ""
+
+    def settle(self) -> None:
+        """Add the times of launches that have ended."""
+        waiting = []
+        for first, last in self.pending:
+            if last.query():
+                self.timed_us += 1e3 * float(first.elapsed_time(last))
+                self.timed += 1
+            else:
+                waiting.append((first, last))
+        self.pending = waiting
+
+    def report(self) -> dict[str, Any]:
+        self.settle()
+        return {
+            "axes": dict(self.axes),
+            "launches": self.launches,
+            "timed": self.timed,
+            "timed_us": round(self.timed_us, 3),
+            "captured": self.captured,
+            "config": dict(self.config),
+            "how": self.how,
+            "detail": self.detail,
+        }
+
+
+class Tunable:
+    """One kernel with what is fixed about it.
+
+    Parameters
+    ----------
+    space
+        Declared configurations: ``{"configs": [...]}`` or ``{"parameters": {...}}``.
+    check
+        Raises `Refused` for a configuration that this tunable cannot launch.
+    warm
+        Compiles the configurations of a table before it is exchanged.
+    """
+
+    def __init__(
+        self,
+        family: str,
+        *,
+        kernel: str,
+        module: str,
+        source: str,
+        geometry: Mapping[str, Any],
+        axes: Sequence[str],
+        space: Mapping[str, Any],
+        check: Callable[[Config], None],
+        warm: Callable[[Table], None] = lambda _: None,
+    ) -> None:
+        self.id = tunable_id(family, module=module, kernel=kernel, geometry=geometry)
+        self.family, self.kernel, self.module = family, kernel, module
+        self.source, self.geometry, self.axes = source, dict(geometry), tuple(axes)
+        self.space, self.check, self.warm = dict(space), check, warm
+        self.table: Table | None = None
+        """In force; one assignment exchanges it."""
+        self.refused = ""
+        self.captured_sizes: tuple[int, ...] = ()
+        """Batch sizes whose graphs were captured with the table in force."""
+        self.recording = False
+        self.recipes: dict[tuple[int, ...], dict[str, Any]] = {}
+        self._classes: dict[tuple[int, ...], SizeClass] = {}
+
+    def sized(self, axes: Axes) -> SizeClass:
+        """Return the size class of a launch."""
+        key = tuple(bucket(axes[name]) for name in self.axes)
+        found = self._classes.get(key)
+        if found is None:
+            if len(self._classes) >= MAX_CLASSES:
+                key = tuple(0 for _ in self.axes)
+            found = self._classes.setdefault(key, SizeClass(dict(zip(self.axes, key, strict=True))))
+        return found
+
+    def choose(self, axes: Axes, sized: SizeClass) -> Config | None:
+        """Count a launch, and return the configuration of the table; None for the server's."""
+        sized.launches += 1
+        table = self.table
+        config = table.choose(axes) if table is not None else None
+        if config is not None:
+            sized.matched += 1
+            sized.config, sized.how = config, "table"
+        return config
+
+    def wants_recipe(self, sized: SizeClass) -> bool:
+        """Whether a launch of this class is to be described, or described again with values."""
+        if sized.described == self.recording or sized.described is True:
+            return False
+        return sized.described is not None or len(self.recipes) < MAX_RECIPES
+
+    def record(self, sized: SizeClass, recipe: Mapping[str, Any]) -> None:
+        """Keep the description of a launch; at most one for each size class."""
+        sized.described = self.recording
+        self.recipes[tuple(sized.axes.values())] = dict(recipe)
+
+    @property
+    def data_budget(self) -> list[int]:
+        """Bytes of integer tensors that a description may copy."""
+        return [MAX_DATA_BYTES if self.recording else -1]
+
+    @property
+    def matched(self) -> int:
+        return sum(each.matched for each in list(self._classes.values()))
+
+    def forget_matches(self) -> None:
+        """Start to count the launches of a new table."""
+        for each in list(self._classes.values()):
+            each.matched = 0
+
+    def asked(self) -> list[dict[str, Any]]:
+        """Return the size classes, most launches first."""
+        every = sorted(self._classes.values(), key=lambda each: -each.launches)
+        return [each.report() for each in every[:MAX_CLASSES]]
+
+
+class Registry:
+    """The tunables of this process, by id."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Tunable] = {}
+        self._lock = threading.Lock()
+        self.when_seen: Callable[[], None] | None = None
+        """Called with the first tunable; must not raise."""
+        self.may_record = False
+        self.assumed: Axes = {}
+        """Axes that a capture of our own does not show, such as the longest sequence."""
+        self.failures = 0
+        """Launches at which code of the runtime failed; the server's own launch ran."""
+
+    def __iter__(self) -> Iterator[Tunable]:
+        return iter(list(self._known.values()))
+
+    def find(self, name: str) -> Tunable | None:
+        return self._known.get(name)
+
+    def add(self, made: Tunable) -> Tunable | None:
+        """Register a tunable; return the one with this id, or None beyond the limit."""
+        with self._lock:
+            known = self._known.get(made.id)
+            if known is not None:
+                return known
+            if len(self._known) >= MAX_TUNABLES:
+                return None
+            self._known[made.id] = made
+        if self.when_seen is not None:
+            self.when_seen()
+        return made
+
+    def failed(self, where: str) -> None:
+        """Log a failure of the runtime's own code, with growing distance."""
+        self.failures += 1
+        if self.failures & (self.failures - 1) == 0:
+            log.exception("%s: the server's own launch runs (%d failures)", where, self.failures)
+
+
+def capturing() -> bool:
+    """Whether this thread's current stream captures a graph."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    return cuda is not None and cuda.is_initialized() and cuda.is_current_stream_capturing()
+
+
+def timed(sized: SizeClass, launch: Callable[[], Any], *, in_capture: bool) -> Any:  # noqa: ANN401
+    """Launch, and time one launch in `TIME_EVERY` on the device."""
+    if in_capture:
+        sized.captured += 1
+        return launch()
+    due = sized.launches % TIME_EVERY == 1 and len(sized.pending) < _MAX_PENDING
+    torch = sys.modules.get("torch")
+    if not due or torch is None or not torch.cuda.is_initialized():
+        return launch()
+    first = torch.cuda.Event(enable_timing=True)
+    last = torch.cuda.Event(enable_timing=True)
+    first.record()
+    try:
+        return launch()
+    finally:
+        last.record()
+        sized.pending.append((first, last))
+
+
+def spec_of(value: object, *, budget: list[int]) -> dict[str, Any]:
+    """Describe an argument of a launch; only values of integer tensors are copied.
+
+    `budget` holds the bytes that may still be copied.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return {"tensor": _tensor_spec(torch, value, budget)}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return {"value": value}
+    inner = getattr(value, "value", None)  # tl.constexpr
+    if type(value).__name__ == "constexpr":
+        return spec_of(inner, budget=budget)
+    named = str(value)
+    if type(value).__name__ == "dtype":
+        return {"dtype": named.removeprefix("torch.")}
+    return {"unsupported": type(value).__name__}
+
+
+def _tensor_spec(torch: Any, value: Any, budget: list[int]) -> dict[str, Any]:  # noqa: ANN401
+    spec: dict[str, Any] = {
+        "dtype": str(value.dtype).removeprefix("torch."),
+        "shape": list(value.shape),
+        "stride": list(value.stride()),
+        "data": None,
+    }
+    whole = not value.dtype.is_floating_point and not value.dtype.is_complex
+    size = value.numel() * value.element_size()
+    if whole and size <= budget[0]:
+        budget[0] -= size
+        dense = value.detach().contiguous().cpu().view(torch.uint8).flatten()
+        spec["data"] = base64.b64encode(bytes(dense.tolist())).decode()
+    return spec
