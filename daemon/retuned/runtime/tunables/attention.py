@@ -50,7 +50,9 @@ _SPACE = {
     "num_stages": list(STAGES),
     "segments": list(SEGMENTS),
 }
-_INT32_LEAST = 16
+_LEAST_ROWS = 16
+_INT4 = 4
+"""``KVQuantMode.INT4_PER_TOKEN_HEAD``."""
 Launch = Callable[..., Any]
 
 
@@ -150,6 +152,8 @@ class AttentionHook:
         self, given: Mapping[str, Any]
     ) -> tuple[Config | None, _Form, SizeClass, bool] | None:
         q, k = given["q"], given["k"]
+        if given.get("kv_quant_mode") == _INT4:  # another kernel, with the same reduction
+            return None
         key = (
             *(q.shape[1], q.shape[2], k.shape[1], k.shape[2], q.dtype, k.dtype),
             *(given["window_size"], bool(given["softcap"]), given.get("sinks") is None),
@@ -271,7 +275,7 @@ class _Form:
         if rows is not None and (rows % self._per_kv or rows < self._per_kv):
             detail = f"BLOCK_M is not a multiple of {self._per_kv} queries for each KV head"
             raise Refused("config-unfit", detail=detail)
-        if rows not in (None, _INT32_LEAST) and config.get("segments"):
+        if rows not in (None, _LEAST_ROWS) and config.get("segments"):
             raise Refused("config-unfit", detail="BLOCK_M changes in the 2D form only")
 
     def given(
