@@ -33,6 +33,7 @@ from retuned.runtime.tuned_files.orders import ChangeOrder, parse_order
 log = logging.getLogger(__name__)
 
 TableOrder = ChangeOrder[Table]
+FAMILIES = ("autotune", "attention", "moe")
 MAX_PREPARED = 16
 _MAX_RECIPE_BYTES = 4 << 20
 _VARIABLES = ("VLLM_", "SGLANG_", "TRITON_", "TORCHINDUCTOR_", "CUDA_", "HIP_", "LD_LIBRARY_PATH")
@@ -94,9 +95,14 @@ class Tunables:
         """
         self._on = True
         self.registry.when_seen = when_seen
-        names = ("autotune", "attention", "moe")
-        states = {n: h.install() for n, h in zip(names, self.hooks, strict=True)}
-        return {**states, "steps": self.steps.install(when_seen)}
+        for hook in self.hooks:
+            hook.install()
+        self.steps.install(when_seen)
+        return {**self._families(), "steps": self.steps.state}
+
+    def _families(self) -> dict[str, str]:
+        """Return ``on`` or the reason code of each family."""
+        return {n: h.state for n, h in zip(FAMILIES, self.hooks, strict=True)}
 
     def restart(self) -> None:
         """Return every tunable to the original and forget all orders: at close and after a fork."""
@@ -142,6 +148,7 @@ class Tunables:
             return {
                 "on": self._on,
                 "servers": {"table": "python"} if self._on else {},
+                "families": self._families(),
                 "environment": environment(),
                 "steps": self.steps.report(),
                 "tunables": [self._report(each) for each in self.registry],

@@ -16,7 +16,8 @@ log = logging.getLogger(__name__)
 MAX_TUNABLES = 256
 MAX_CLASSES = 256
 """Size classes counted for one tunable; launches of further ones are counted together."""
-MAX_RECIPES = 12
+MAX_RECIPES = 64
+_MAX_SIZES = 64
 MAX_DATA_BYTES = 1 << 20
 """Values of integer tensors that one recorded launch may hold."""
 TIME_EVERY = 64
@@ -37,6 +38,7 @@ class SizeClass:
         "launches",
         "matched",
         "pending",
+        "sizes",
         "timed",
         "timed_us",
     )
@@ -46,6 +48,8 @@ class SizeClass:
         self.launches = 0
         self.captured = 0
         """Launches during a capture of a graph; each is replayed unseen."""
+        self.sizes: set[int] = set()
+        """Exact sizes on the first axis of captured launches."""
         self.matched = 0
         self.timed = 0
         self.timed_us = 0.0
@@ -76,6 +80,7 @@ class SizeClass:
             "timed": self.timed,
             "timed_us": round(self.timed_us, 3),
             "captured": self.captured,
+            "sizes": sorted(self.sizes)[:_MAX_SIZES],
             "config": dict(self.config),
             "how": self.how,
             "detail": self.detail,
@@ -134,6 +139,8 @@ class Tunable:
     def choose(self, axes: Axes, sized: SizeClass) -> Config | None:
         """Count a launch, and return the configuration of the table; None for the server's."""
         sized.launches += 1
+        if len(sized.sizes) < _MAX_SIZES and capturing():
+            sized.sizes.add(axes[self.axes[0]])
         table = self.table
         config = table.choose(axes) if table is not None else None
         if config is not None:
@@ -251,6 +258,8 @@ def spec_of(value: object, *, budget: list[int]) -> dict[str, Any]:
     inner = getattr(value, "value", None)  # tl.constexpr
     if type(value).__name__ == "constexpr":
         return spec_of(inner, budget=budget)
+    if isinstance(value, (tuple, list)) and all(isinstance(n, (int, float)) for n in value[:16]):
+        return {"items": list(value[:16])}
     named = str(value)
     if type(value).__name__ == "dtype":
         return {"dtype": named.removeprefix("torch.")}

@@ -1,0 +1,234 @@
+"""Program that runs candidates in the server's environment: JSON lines in, JSON lines out.
+
+    python -P -m retuned.tunables.child
+
+Operations: ``open`` (a recipe; returns an index), ``check`` (compile, run, compare with the
+server's own choice on the same fresh inputs), ``pairs`` (times of two configurations, interleaved
+in random order), ``close``. One process serves all candidates of an experiment: importing a server
+takes longer than most experiments. Nothing of the server's memory is reachable here.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from retuned.runtime.schema import Refused
+from retuned.tunables.cases import Case, Config, build
+
+_FLUSH_BYTES = 256 << 20
+"""More than any cache of a GPU holds."""
+_WARM = 2
+_MOST_GRAPHS = 24
+_RESOURCES = ("OutOfResources", "out of resource", "PTXASError")
+
+
+class Child:
+    """Cases and timing of one process."""
+
+    def __init__(self) -> None:
+        self._cases: dict[int, Case] = {}
+        self._graphs: dict[tuple[int, str], Callable[[], None]] = {}
+        self._torch: Any = None
+        self._device = "cpu"
+        self._flush: Any = None
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Execute one request; a failure of a candidate is a result."""
+        try:
+            return {"ok": True, **getattr(self, f"do_{request['op']}")(request)}
+        except Refused as error:
+            return {"ok": False, "reason": error.reason, "detail": error.detail[:1000]}
+        except Exception as error:  # whatever the server's code or a candidate raises
+            return {"ok": False, "reason": _code(error), "detail": traceback.format_exc()[-1500:]}
+
+    def do_hello(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        """Load PyTorch; return what runs here."""
+        import torch
+
+        self._torch = torch
+        self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        found: dict[str, Any] = {"torch": torch.__version__, "device": self._device}
+        if self._device == "cuda":
+            known = torch.cuda.get_device_properties(0)
+            found |= {"name": known.name, "uuid": str(getattr(known, "uuid", ""))}
+            found["free_bytes"] = torch.cuda.mem_get_info()[0]
+            self._flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+        return found
+
+    def do_open(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Build a case."""
+        index = len(self._cases)
+        with self._torch.inference_mode():
+            case = build(request["recipe"], torch=self._torch, device=self._device)
+            case.reset(0)
+        self._cases[index] = case
+        return {"case": index}
+
+    def do_check(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Compare a configuration with the server's own choice on fresh inputs.
+
+        ``error`` is the distance of the outputs over the norm of the server's, the largest over
+        the output tensors; ``spread`` is the same for two runs of the server's own choice.
+        """
+        case, seed = self._cases[request["case"]], int(request["seed"])
+        with self._torch.inference_mode():
+            expected = self._ran(case, None, seed)
+            again = self._ran(case, None, seed)
+            begin_s = time.monotonic()
+            found = self._ran(case, request["config"], seed)
+            took_s = time.monotonic() - begin_s
+            intact = case.intact()
+        return {
+            "error": self._distance(expected, found),
+            "worst": self._worst(expected, found),
+            "spread": self._distance(expected, again),
+            "intact": intact,
+            "first_s": round(took_s, 4),
+        }
+
+    def _ran(self, case: Case, config: Config | None, seed: int) -> list[Any]:
+        case.reset(seed)
+        case.run(config)
+        self._wait()
+        return [each.detach().clone() for each in case.outputs()]
+
+    def _distance(self, expected: list[Any], found: list[Any]) -> float:
+        worst = 0.0
+        for one, other in zip(expected, found, strict=True):
+            a, b = one.double(), other.double()
+            if bool((a.isnan() != b.isnan()).any()):
+                return float("inf")
+            a, b = a.nan_to_num(), b.nan_to_num()
+            norm = float(a.norm())
+            if norm or float(b.norm()):
+                worst = max(worst, float((a - b).norm()) / max(norm, 1e-30))
+        return worst
+
+    @staticmethod
+    def _worst(expected: list[Any], found: list[Any]) -> float:
+        """Return the largest difference of an element over the largest element."""
+        worst = 0.0
+        for one, other in zip(expected, found, strict=True):
+            a, b = one.double().nan_to_num(), other.double().nan_to_num()
+            if a.numel():
+                scale = max(float(a.abs().max()), 1e-30)
+                worst = max(worst, float((a - b).abs().max()) / scale)
+        return worst
+
+    def do_pairs(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Time two configurations in turn; returns pairs of microseconds.
+
+        The order within a pair is random. The cache of the device is flushed before each launch.
+        """
+        case = self._cases[request["case"]]
+        configs: list[Config | None] = request["configs"]
+        chance = random.Random(int(request["seed"]))
+        with self._torch.inference_mode():
+            case.reset(int(request["seed"]))
+            launches = [self._launch(request["case"], case, each) for each in configs]
+            pairs = []
+            deadline_s = time.monotonic() + float(request.get("seconds", 1e9))
+            for _ in range(int(request["pairs"])):
+                order = list(range(len(configs)))
+                chance.shuffle(order)
+                pairs.append((order, [self._timed(launches[index]) for index in order]))
+                if time.monotonic() > deadline_s:
+                    break
+            self._wait()
+            timed = [self._in_order(order, each) for order, each in pairs]
+        return {"pairs": timed, "clock": "device" if self._device == "cuda" else "wall"}
+
+    def _in_order(self, order: list[int], events: list[Any]) -> list[float]:
+        found = [0.0] * len(order)
+        for index, each in zip(order, events, strict=True):
+            microseconds = each if isinstance(each, float) else 1e3 * each[0].elapsed_time(each[1])
+            found[index] = round(float(microseconds), 4)
+        return found
+
+    def _launch(self, index: int, case: Case, config: Config | None) -> Callable[[], None]:
+        """Return a function that launches once, as a captured graph where that is possible."""
+        key = (index, json.dumps(config, sort_keys=True))
+        known = self._graphs.get(key)
+        if known is not None:
+            return known
+        for _ in range(_WARM):
+            case.run(config)
+        self._wait()
+        launch: Callable[[], None] = lambda: case.run(config)  # noqa: E731
+        if self._device == "cuda":
+            launch = self._captured(launch)
+        while len(self._graphs) >= _MOST_GRAPHS:
+            self._graphs.pop(next(iter(self._graphs)))
+        self._graphs[key] = launch
+        return launch
+
+    def _captured(self, launch: Callable[[], None]) -> Callable[[], None]:
+        torch = self._torch
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                launch()
+        except RuntimeError:  # code that waits for the device cannot be captured
+            torch.cuda.synchronize()
+            return launch
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+    def _timed(self, launch: Callable[[], None]) -> Any:  # noqa: ANN401 - events, or microseconds
+        if self._device != "cuda":
+            begin_s = time.perf_counter()
+            launch()
+            return 1e6 * (time.perf_counter() - begin_s)
+        torch = self._torch
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._flush.zero_()
+        first.record()
+        launch()
+        last.record()
+        return first, last
+
+    def _wait(self) -> None:
+        if self._device == "cuda":
+            self._torch.cuda.synchronize()
+
+    def do_close(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Free a case."""
+        index = request["case"]
+        self._cases.pop(index, None)
+        for key in [each for each in self._graphs if each[0] == index]:
+            del self._graphs[key]
+        if self._device == "cuda":
+            self._torch.cuda.empty_cache()
+        return {}
+
+
+def _code(error: Exception) -> str:
+    text = f"{type(error).__name__}: {error}"
+    if any(each in text for each in _RESOURCES):
+        return "out-of-resources"
+    if "out of memory" in text:
+        return "device-memory"
+    if "Compil" in type(error).__name__:
+        return "compile-failed"
+    if isinstance(error, (ImportError, AttributeError)):
+        return "module-missing"
+    return "crashed"
+
+
+def main() -> None:
+    """Serve requests until stdin ends."""
+    out = sys.stdout
+    sys.stdout = sys.stderr  # servers print; answers go to the real one
+    child = Child()
+    for line in sys.stdin:
+        print(json.dumps(child.answer(json.loads(line))), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""A child process in the server's environment, as its parent sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from retuned.errors import CandidateError, HarnessError
+
+START_S = 240.0
+"""Longest start: a server's packages take a minute to import on a slow disk."""
+_LINE_BYTES = 64 << 20
+
+
+class ChildProcess:
+    """One child; it ends with the context.
+
+    Parameters
+    ----------
+    environment
+        The server's, as its runtime reports it.
+    device
+        Value of ``CUDA_VISIBLE_DEVICES``; empty without a GPU.
+    folder
+        For its compiler cache and its log.
+    """
+
+    def __init__(self, environment: Mapping[str, Any], *, device: str, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._link = tempfile.TemporaryDirectory(prefix="retuned-child-")
+        root = Path(self._link.name)
+        (root / "retuned").symlink_to(Path(__file__).resolve().parents[1], target_is_directory=True)
+        variables = {
+            name: value
+            for name, value in os.environ.items()
+            if name in ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH")
+        }
+        variables |= {str(k): str(v) for k, v in dict(environment.get("variables", {})).items()}
+        paths = [str(root), *map(str, environment.get("path", ()))]
+        variables |= {
+            "PYTHONPATH": os.pathsep.join(paths),
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "CUDA_VISIBLE_DEVICES": device,
+            "RETUNED_RUNTIME": "off",
+            "VLLM_PLUGINS": "",
+            "TRITON_CACHE_DIR": str(folder / "triton"),
+        }
+        self._log = (folder / "child.log").open("ab")
+        self._process = subprocess.Popen(
+            [str(environment["executable"]), "-P", "-m", "retuned.tunables.child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=variables,
+            cwd=folder,
+        )
+        self._rest = b""
+        self.hello: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        try:
+            self.hello = self.ask({"op": "hello"}, limit_s=START_S)
+        except CandidateError as error:
+            self.close()
+            message = f"the server's Python did not start an experiment: {error}; see child.log"
+            raise HarnessError(message) from error
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._log):
+            if stream is not None and not stream.closed:
+                stream.close()
+        self._link.cleanup()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
+
+    def ask(self, request: Mapping[str, Any], *, limit_s: float) -> dict[str, Any]:
+        """Send a request; return its answer.
+
+        Raises
+        ------
+        CandidateError
+            With the child's reason, ``hangs`` after the limit, or ``crashed``; the process has
+            ended in the last two cases.
+        """
+        assert self._process.stdin is not None, "opened as a pipe"
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+            answer = json.loads(self._line(limit_s))
+        except (BrokenPipeError, ValueError, EOFError) as error:
+            self._process.kill()
+            status = self._process.wait()
+            raise CandidateError("crashed", detail=f"the child ended with {status}") from error
+        if answer.get("ok") is not True:
+            raise CandidateError(str(answer.get("reason"))[:64], detail=str(answer.get("detail")))
+        return dict(answer)
+
+    def _line(self, limit_s: float) -> bytes:
+        assert self._process.stdout is not None, "opened as a pipe"
+        deadline_s = time.monotonic() + limit_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._rest:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0 or not selector.select(left_s):
+                    self._process.kill()
+                    self._process.wait()
+                    raise CandidateError("hangs", detail=f"no answer within {limit_s:.0f} s")
+                chunk = os.read(self._process.stdout.fileno(), 1 << 20)
+                if not chunk or len(self._rest) > _LINE_BYTES:
+                    raise EOFError
+                self._rest += chunk
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
