@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -88,8 +89,9 @@ class ChildProcess:
             self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._log):
-            if stream is not None and not stream.closed:
-                stream.close()
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):  # a request that was never read
+                    stream.close()
         self._link.cleanup()
 
     @property
