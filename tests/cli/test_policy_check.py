@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from retuned.cli.policy import app
+from retuned.cli.validate import policy_app as app
 
 POLICIES = Path(__file__).resolve().parents[2] / "policies"
 

@@ -16,14 +16,13 @@ from retuned.cli import (
     demo,
     doctor,
     evidence,
-    freezes,
     kernels,
-    policy,
-    rearm,
     review,
     run,
     sidecar,
     status,
+    stops,
+    survey,
     tuned,
     validate,
 )
@@ -67,6 +66,7 @@ def options(
 
 app.command("analyze")(analyze.analyze)
 app.command("diff")(analyze.diff)
+app.command("survey")(survey.survey)
 app.command("demo")(demo.demo)
 app.command("run")(run.run)
 
@@ -90,17 +90,17 @@ for command in (
     review.abort,
     review.rollback,
     review.history,
-    freezes.freeze,
-    freezes.thaw,
+    stops.freeze,
+    stops.thaw,
     report.report,
-    rearm.rearm,
+    stops.rearm,
     status.status,
     doctor.doctor,
 ):
     app.command(command.__name__)(command)
 app.add_typer(kernels.app, name="kernels")
 app.add_typer(evidence.app, name="evidence")
-app.add_typer(policy.app, name="policy")
+app.add_typer(validate.policy_app, name="policy")
 app.add_typer(tuned.app, name="tuned")
 add_commands(app, kernels=kernels.app)
 

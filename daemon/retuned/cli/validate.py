@@ -1,4 +1,7 @@
-"""``retuned validate CANDIDATE``: one candidate against the incumbent, with the whole protocol."""
+"""``retuned validate CANDIDATE``: one candidate against the incumbent, with the whole protocol.
+
+``retuned policy check FILE``: is a gate policy valid, what is wrong, what has no effect here?
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from pydantic import Field, ValidationError
 from retuned import catalog
 from retuned.cli.kernels_bench import lab_folder, learn, named, shape_of_text, workloads_for
 from retuned.cli.output import JsonFlag, emit_json, safe, say, stdout
+from retuned.cli.render import examine, exit_code, policies_body, print_policies
 from retuned.contract import (
     Dim,
     Language,
@@ -303,3 +307,28 @@ def _print(verdict: Verdict, *, file: str | None) -> None:
         )
     if file is not None:
         console.print(safe(f"  evidence, not signed: {file}", limit=4000), soft_wrap=True)
+
+
+policy_app = typer.Typer(help="Gate policies.", no_args_is_help=True)
+
+
+@policy_app.callback()
+def policy() -> None:
+    """Gate policies."""
+
+
+@policy_app.command("check")
+def check_policy(
+    file: Annotated[Path, typer.Argument(help="Policy in YAML, or a folder of them.")],
+    json: JsonFlag = False,
+) -> None:
+    """Check a policy, or all of a folder, and say what of it one machine does not enforce.
+
+    Exit 0 valid, 1 invalid, 3 unreadable.
+    """
+    found = examine(file, one_machine=True)
+    if json:
+        emit_json(policies_body(found))
+    else:
+        print_policies(found)
+    raise typer.Exit(exit_code(found))
