@@ -214,6 +214,12 @@ def _signature(stat: SignatureStat, total_ns: int) -> _Body:
     }
 
 
+def analyzed_files(files: Sequence[Path], limits: ReadLimits) -> tuple[list[_Body], _Body]:
+    """Return an entry for each file, and the profile of those that could be read."""
+    entries, profiles = _all_analyzed(files, (), limits)
+    return entries, profile_body(merge(profiles) if profiles else _EMPTY)
+
+
 def _all_analyzed(
     files: Sequence[Path], captured: Sequence[CapturedLaunch], limits: ReadLimits
 ) -> tuple[list[_Body], list[WorkloadProfile]]:

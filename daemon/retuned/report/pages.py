@@ -16,8 +16,10 @@ from jinja2 import ChainableUndefined, ChoiceLoader, Environment, PackageLoader,
 from markupsafe import Markup
 
 from retuned import text as words
-from retuned.report import figures, profiles, story
+from retuned.report import figures, profiles, story, survey_text
 from retuned.report.profiles import Json, amount, records, section
+from retuned.report.survey_files import FINDINGS
+from retuned.report.survey_records import REMARKS
 
 _LISTED = 100
 _BARS = 12  # rows of before and after
@@ -80,6 +82,31 @@ def diff_page(data: Json) -> str:
         new_share=sum(amount(s, "share") for s in new),
         gone_share=sum(amount(s, "share") for s in gone),
         pairs=figures.before_after(rows, names),
+    )
+
+
+def survey_page(data: Json) -> str:
+    """Return the page of ``retuned survey``: tunables, keys, what cannot change, tables.
+
+    Parameters
+    ----------
+    data
+        The command's JSON object.
+    """
+    rows = records(data, "tunables")
+    return _render(
+        "survey.html",
+        data=data,
+        conclusion=section(data, "conclusion"),
+        rows=rows,
+        fixed=records(data, "fixed"),
+        features=records(data, "features"),
+        tables=[each for each in records(data, "tables") if records(each, "findings")],
+        table_count=len(records(data, "tables")),
+        counts=survey_text.table_counts(data),
+        remarks=sorted({str(code) for row in rows for code in row.get("remarks") or ()}),
+        meanings=REMARKS,
+        codes=FINDINGS,
     )
 
 
@@ -153,11 +180,14 @@ def environment(*packages: str, undefined: type[Undefined] = ChainableUndefined)
     )
     made.filters.update(
         about=profiles.about,
+        axes=survey_text.axes_words,
         belief=words.belief,
         count=words.count,
         counted=words.counted,
         digest=words.digest,
         duration=words.duration,
+        finding=survey_text.finding_words,
+        gain=survey_text.gain_words,
         geometry=profiles.geometry,
         guard=words.guard,
         kernel=words.kernel,
@@ -168,6 +198,7 @@ def environment(*packages: str, undefined: type[Undefined] = ChainableUndefined)
         made_of=story.made_of,
         named=profiles.named,
         percent=words.percent,
+        resolved=survey_text.resolved_words,
         seconds=words.seconds,
         share=words.share,
         significant=words.significant,
@@ -176,6 +207,7 @@ def environment(*packages: str, undefined: type[Undefined] = ChainableUndefined)
         speedup=story.speedup,
         times=words.times,
         types=profiles.types,
+        ways=survey_text.ways_words,
     )
     return made
 

@@ -14,10 +14,10 @@ from retuned.report import profiles
 from retuned.report.profiles import Json, amount, named, records, section
 from retuned.report.story_text import demo_text
 
-__all__ = ["analyze_text", "demo_text", "diff_text"]
+__all__ = ["add_row", "analyze_text", "demo_text", "diff_text", "heading", "more", "new_table"]
 
 
-def _table(*columns: str, title: str = "") -> Table:
+def new_table(*columns: str, title: str = "") -> Table:
     """Return an empty table.
 
     A column whose name starts with ``>`` is right-aligned; neither that nor one that starts with
@@ -41,15 +41,18 @@ def _table(*columns: str, title: str = "") -> Table:
     return made
 
 
-def _row(table: Table, *cells: str) -> None:
+def add_row(table: Table, *cells: str) -> None:
+    """Add cells as data, never as markup."""
     table.add_row(*(Text(words.clean(cell)) for cell in cells))
 
 
-def _heading(text: str) -> Text:
+def heading(text: str) -> Text:
+    """Return a line that stands out."""
     return Text(text, style="bold")
 
 
-def _more(hidden: int, noun: str) -> list[RenderableType]:
+def more(hidden: int, noun: str) -> list[RenderableType]:
+    """Return how many rows are not listed; nothing if all are."""
     return [Text(f"and {words.plural(hidden, f'more {noun}')}", style="dim")] if hidden > 0 else []
 
 
@@ -66,10 +69,10 @@ def analyze_text(data: Json, *, top: int = 20) -> list[RenderableType]:
     profile = section(data, "profile")
     kernels = profiles.by_kernel(profile)
     rows = sorted(records(profile, "signatures"), key=lambda s: -amount(s, "gpu_time_ns"))
-    shares = _table("Kernel", ">Share", ">Cumulative", ">Kernel time", ">Launches")
+    shares = new_table("Kernel", ">Share", ">Cumulative", ">Kernel time", ">Launches")
     names = words.kernels((k.kernel for k in kernels[:top]), 72)
     for k in kernels[:top]:
-        _row(
+        add_row(
             shares,
             names[k.kernel],
             words.share(k.share),
@@ -79,20 +82,20 @@ def analyze_text(data: Json, *, top: int = 20) -> list[RenderableType]:
         )
     return [
         _files(data),
-        _heading(profiles.profile_sentence(kernels)),
+        heading(profiles.profile_sentence(kernels)),
         *([shares] if kernels else []),
-        *_more(len(kernels) - top, "kernel"),
+        *more(len(kernels) - top, "kernel"),
         *([_signatures(rows[:top])] if rows else []),
-        *_more(len(rows) - top, "signature"),
+        *more(len(rows) - top, "signature"),
     ]
 
 
 def _files(data: Json) -> Table:
-    table = _table("File", "Format", ">Launches", ">Kernels", ">Span", "Not counted")
+    table = new_table("File", "Format", ">Launches", ">Kernels", ">Span", "Not counted")
     for entry in records(data, "files"):
         error = section(entry, "error")
         problem = f"not read: {words.label(error.get('code'))}"  # the whole of it is on stderr
-        _row(
+        add_row(
             table,
             words.short(entry.get("path"), 80),
             words.label(entry.get("format")),
@@ -105,10 +108,10 @@ def _files(data: Json) -> Table:
 
 
 def _signatures(rows: Sequence[Json]) -> Table:
-    table = _table("Kernel", "=Shape", "Types", "From", ">Sure", ">Launches", ">Each", ">Share")
+    table = new_table("Kernel", "=Shape", "Types", "From", ">Sure", ">Launches", ">Each", ">Share")
     names = words.kernels((named(s) for s in rows), 48)
     for s in rows:
-        _row(
+        add_row(
             table,
             names[named(s)],
             words.short(profiles.geometry(s) or words.NOTHING, 60),
@@ -135,15 +138,15 @@ def diff_text(data: Json) -> list[RenderableType]:
         Text(f"warning: {words.label(warning.get('message'))}.")
         for warning in records(data, "warnings")
     ]
-    found.append(_heading(profiles.sentence(drift)))
+    found.append(heading(profiles.sentence(drift)))
     found.append(
         Text(f"distance {words.significant(drift.get('distance'))} (0 same mix, 1 disjoint)")
     )
     reasons = records(drift, "reasons")
     if reasons:
-        table = _table("Kernel", "Reason", ">Before", ">After", "In numbers")
+        table = new_table("Kernel", "Reason", ">Before", ">After", "In numbers")
         for r in reasons[:40]:
-            _row(
+            add_row(
                 table,
                 profiles.about(r, limit=60),
                 words.label(r.get("code")),
@@ -151,13 +154,13 @@ def diff_text(data: Json) -> list[RenderableType]:
                 words.share(r.get("share_after")) if r.get("kernel") else words.NOTHING,
                 words.label(r.get("detail")),
             )
-        found += [table, *_more(len(reasons) - 40, "reason")]
+        found += [table, *more(len(reasons) - 40, "reason")]
     before, after = section(data, "before"), section(data, "after")
     pairs = profiles.pairs(before, after, top=12)
     if pairs:
-        table = _table("Largest changes of share", ">Before", ">After")
+        table = new_table("Largest changes of share", ">Before", ">After")
         for p in pairs:
-            _row(table, p.label, words.share(p.before), words.share(p.after))
+            add_row(table, p.label, words.share(p.before), words.share(p.after))
         found.append(table)
     for name, rows in (
         ("new", profiles.only_in(after, before)),

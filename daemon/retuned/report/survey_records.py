@@ -1,0 +1,188 @@
+"""Records of a survey: the JSON of ``retuned survey``. Fields are added, never renamed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field
+
+from retuned.contract import Record
+from retuned.report.survey_features import Feature
+from retuned.report.survey_files import SurveyedTable
+
+
+class Gain(Record):
+    """Time of the configuration in use over that of the best one."""
+
+    low: float
+    """Lower end of the range."""
+    high: float
+    """Upper end of the range."""
+    expected: float
+    """Ratio that the order of rows uses."""
+    source: Literal["experiment", "prior", "none"]
+    """``experiment`` is measured on this installation; ``prior`` on another machine."""
+    note: str = ""
+    """Cases of the prior, or the verdict of the experiment."""
+
+
+class SurveyedKey(Record):
+    """One combination of axes that traffic asked for."""
+
+    axes: dict[str, int] = Field(default_factory=dict)
+    """Values of the axes, bucket ends; empty where a trace gives shapes only."""
+    shape: str = ""
+    """Shape in the trace; empty for a server."""
+    launches: int
+    """Launches with this key, replays of graphs left out."""
+    captured: int = 0
+    """Launches that were captured into graphs."""
+    weight: float
+    """Part of the tunable's time; of its launches where none was timed."""
+    how: str
+    """``frozen``, ``exact``, ``nearest``, ``default``, ``literal``, ``table`` or ``unknown``."""
+    config: str = ""
+    """The configuration in use, as text."""
+    detail: str = ""
+    """What the server adds, such as the size of the only question."""
+    gain: Gain
+    """Expected gain at this key."""
+
+
+class RankDifference(Record):
+    """A key that processes resolved to different configurations."""
+
+    axes: dict[str, int]
+    """Values of the axes."""
+    configs: dict[str, str]
+    """Configuration by process."""
+
+
+class ChangeWay(Record):
+    """One way to change a tunable here."""
+
+    way: str
+    """``next-call``, ``recapture`` or ``restart``."""
+    state: str
+    """``on``, or the code why it is not open."""
+    cost_s: float | None
+    """Seconds for all captured sizes; None without a measurement."""
+    cost: str
+    """The cost in words."""
+
+
+class SurveyedTunable(Record):
+    """A kernel whose configuration Retuned can change in a running server."""
+
+    id: str
+    """Id in the control plane; empty for a kernel of a trace."""
+    family: str
+    """Family that the server reports, or the table's for a trace."""
+    kernel: str
+    """Name in traces."""
+    processes: tuple[str, ...] = ()
+    """Processes that report it."""
+    share: float | None
+    """Part of kernel time (trace) or of busy time (server); None if nothing was timed."""
+    share_source: Literal["trace", "server", "none"]
+    """Where `share` comes from."""
+    resolved: dict[str, int]
+    """Launches by how their configuration was chosen."""
+    keys: tuple[SurveyedKey, ...]
+    """Most time first."""
+    hidden_keys: int = 0
+    """Keys that are not listed."""
+    differences: tuple[RankDifference, ...] = ()
+    """Keys where processes differ."""
+    gain: Gain
+    """Over all keys."""
+    saving: float | None
+    """Part of kernel time that a change is expected to save; None without a share."""
+    ways: tuple[ChangeWay, ...]
+    """Ways of change."""
+    refused: str = ""
+    """Code why the server refuses a change; empty if it does not."""
+    table: str = ""
+    """State of a table in force: ``engaged``, ``lost``; empty without one."""
+    remarks: tuple[str, ...] = ()
+    """Codes of `REMARKS`."""
+
+
+REMARKS: Mapping[str, str] = {
+    "graphs-not-counted": "launches inside captured graphs are not timed, so the share is a lower "
+    "bound",
+    "not-in-all-processes": "some processes do not report this tunable",
+    "ranks-differ": "processes resolved one key to different configurations",
+    "share-partial": "some keys were not timed, so the share is a lower bound",
+}
+"""Codes of remarks, each with its meaning."""
+
+
+class FixedFamily(Record):
+    """Kernels that Retuned cannot change in a running server."""
+
+    family: str
+    """Name in ``docs/tunables.md``."""
+    title: str
+    """Name for people."""
+    kernels: int
+    """Kernels of the family."""
+    largest: str
+    """Its kernel with the most time."""
+    launches: int
+    """Launches."""
+    share: float
+    """Part of kernel time."""
+    reason: str
+    """Code why not."""
+    why: str
+    """The reason as a sentence."""
+    ways: tuple[ChangeWay, ...] = ()
+    """Ways that need a restart; empty if there is none."""
+    gain: Gain | None = None
+    """What measurements say a change could gain; None without one."""
+
+
+class Conclusion(Record):
+    """The survey's last sentence."""
+
+    code: Literal[
+        "nothing-observed",
+        "nothing-to-gain",
+        "gain-expected",
+        "gain-unknown",
+        "gain-out-of-reach",
+        "tables-faulty",
+    ]
+    """Stable word."""
+    sentence: str
+    """The sentence."""
+
+
+class Survey(Record):
+    """Everything that ``retuned survey`` found."""
+
+    schema_version: Literal[1] = 1
+    """Fields are added under the same number; a change of meaning gets another one."""
+    processes: tuple[str, ...] = ()
+    """Processes that answered."""
+    launches: int = 0
+    """Launches in the traces."""
+    kernel_time_ns: int = 0
+    """Kernel time of the traces, nanoseconds."""
+    versions: dict[str, str] = Field(default_factory=dict)
+    """Versions that the first process reports."""
+    tunables: tuple[SurveyedTunable, ...] = ()
+    """Largest expected saving first."""
+    fixed: tuple[FixedFamily, ...] = ()
+    """Largest share first."""
+    features: tuple[Feature, ...] = ()
+    """Features that switch tuning off or change its key."""
+    tables: tuple[SurveyedTable, ...] = ()
+    """Tuned files."""
+    changeable_share: float | None = None
+    """Part of kernel time that Retuned can change in the running server."""
+    expected_saving: float | None = None
+    """Part of kernel time that changes are expected to save."""
+    conclusion: Conclusion
