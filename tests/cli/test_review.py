@@ -15,7 +15,7 @@ from tests.notify import heard
 from tests.notify.heard import ARTIFACT
 from typer.testing import CliRunner
 
-from retuned.cli import freezes, review
+from retuned.cli import review, stops
 from retuned.cli.output import safe
 from retuned.errors import Refused, RetunedError, UnreadableInput, UsageError
 from retuned.ports import Event
@@ -87,8 +87,8 @@ def run(state: SqliteStore) -> Run:
     app = typer.Typer()
     for name in ("proposals", "show", "approve", "reject", "abort", "rollback", "history"):
         app.command(name)(getattr(review, name))
-    app.command("freeze")(freezes.freeze)
-    app.command("thaw")(freezes.thaw)
+    app.command("freeze")(stops.freeze)
+    app.command("thaw")(stops.thaw)
 
     def invoke(*args: str, code: int = 0) -> Any:
         result = CliRunner().invoke(
@@ -386,7 +386,7 @@ def test_a_freeze_where_no_state_is_stops_nothing_and_is_refused(
 ) -> None:
     monkeypatch.delenv("RETUNED_CONFIG", raising=False)
     with raises_code(UnreadableInput, "no-state", str(tmp_path / "new")) as caught:
-        freezes.freeze(state_dir=tmp_path / "new")
+        stops.freeze(state_dir=tmp_path / "new")
     assert (caught.value.code, caught.value.exit_code) == ("no-state", 3)
     assert not (tmp_path / "new").exists()
 

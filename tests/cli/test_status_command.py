@@ -16,7 +16,7 @@ import typer
 from tests.expect import raises_code, raises_naming
 from typer.testing import CliRunner
 
-from retuned.cli import rearm, status
+from retuned.cli import status, stops
 from retuned.errors import (
     MissingDependency,
     Refused,
@@ -118,7 +118,7 @@ def server(folder: Path) -> Iterator[Server]:
 def run(folder: Path) -> Run:
     app = typer.Typer()
     app.command("status")(status.status)
-    app.command("rearm")(rearm.rearm)
+    app.command("rearm")(stops.rearm)
 
     def invoke(*args: str) -> Any:
         result = CliRunner().invoke(app, [*args, "--state-dir", str(folder.parent)])

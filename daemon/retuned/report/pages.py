@@ -184,6 +184,7 @@ def environment(*packages: str, undefined: type[Undefined] = ChainableUndefined)
         belief=words.belief,
         count=words.count,
         counted=words.counted,
+        differences=survey_text.difference_lines,
         digest=words.digest,
         duration=words.duration,
         finding=survey_text.finding_words,
@@ -207,6 +208,7 @@ def environment(*packages: str, undefined: type[Undefined] = ChainableUndefined)
         speedup=story.speedup,
         times=words.times,
         types=profiles.types,
+        records=records,
         ways=survey_text.ways_words,
     )
     return made

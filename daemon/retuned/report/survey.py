@@ -125,7 +125,7 @@ def survey_of(
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _KeyCount:
     """One key in one process."""
 
     process: str
@@ -184,8 +184,8 @@ def _tunable(
         share=part,
         share_source=source,
         resolved=_resolved(keys),
-        keys=tuple(keys[:MOST_KEYS]),
-        hidden_keys=max(0, len(keys) - MOST_KEYS),
+        asked=tuple(keys[:MOST_KEYS]),
+        hidden=max(0, len(keys) - MOST_KEYS),
         differences=tuple(differences[:MOST_KEYS]),
         gain=gain,
         saving=None if part is None or refused else _saving(part, gain),
@@ -196,13 +196,13 @@ def _tunable(
     )
 
 
-def _asked(process: str, report: Json) -> list[_Asked]:
+def _asked(process: str, report: Json) -> list[_KeyCount]:
     found = []
     for each in records(report, "asked")[:_ASKED]:
         launches, timed = int(amount(each, "launches")), amount(each, "timed")
         how = str(each.get("how"))
         found.append(
-            _Asked(
+            _KeyCount(
                 process=cut(process),
                 axes=_whole_numbers(section(each, "axes")),
                 launches=launches,
@@ -216,14 +216,14 @@ def _asked(process: str, report: Json) -> list[_Asked]:
     return found
 
 
-def _keys(asked: Sequence[_Asked], report: Json, past: PastResult | None) -> list[SurveyedKey]:
+def _keys(asked: Sequence[_KeyCount], report: Json, past: PastResult | None) -> list[SurveyedKey]:
     """Return keys over all processes; ranks that agree are one row."""
-    groups: dict[str, list[_Asked]] = defaultdict(list)
+    groups: dict[str, list[_KeyCount]] = defaultdict(list)
     for each in asked:
         groups[json.dumps([sorted(each.axes.items()), each.how, each.config])].append(each)
     timed = any(each.time_us for each in asked)
 
-    def weight(each: _Asked) -> float:
+    def weight(each: _KeyCount) -> float:
         return (each.time_us or 0.0) if timed else float(each.launches)
 
     total = sum(weight(each) for each in asked) or 1.0
@@ -249,7 +249,7 @@ def _keys(asked: Sequence[_Asked], report: Json, past: PastResult | None) -> lis
 
 
 def _share(
-    kernel: str, asked: Sequence[_Asked], busy_us: Mapping[str, float], traced: _Traced
+    kernel: str, asked: Sequence[_KeyCount], busy_us: Mapping[str, float], traced: _Traced
 ) -> tuple[float | None, Literal["trace", "server", "none"], list[str]]:
     """Return the part of time, its source and remarks; a trace counts replays, a server not."""
     if kernel in traced.time_ns:
@@ -269,7 +269,7 @@ def _share(
     return sum(parts) / len(parts), "server", remarks
 
 
-def _differences(asked: Sequence[_Asked]) -> list[RankDifference]:
+def _differences(asked: Sequence[_KeyCount]) -> list[RankDifference]:
     """Return the keys that processes resolved to different configurations."""
     by_axes: dict[tuple[tuple[str, int], ...], dict[str, str]] = defaultdict(dict)
     for each in asked:
@@ -376,8 +376,8 @@ def _traced_tunable(kernel: str, family: KernelFamily, traced: _Traced) -> Surve
         share=part,
         share_source="trace",
         resolved=_resolved(keys),
-        keys=tuple(keys[:MOST_KEYS]),
-        hidden_keys=max(0, len(keys) - MOST_KEYS),
+        asked=tuple(keys[:MOST_KEYS]),
+        hidden=max(0, len(keys) - MOST_KEYS),
         gain=gain,
         saving=_saving(part, gain),
         ways=tuple(_way(way, "needs-server") for way in family.reach),
@@ -470,8 +470,10 @@ def conclude(found: Survey) -> Conclusion:
         if not faults:
             line = f"Nothing to gain here: {plural(len(found.tables), 'table')} without a fault."
             return Conclusion(code="nothing-to-gain", sentence=line)
-        line = f"{plural(faults, 'finding')} in {plural(len(found.tables), 'table')}; the largest "
-        line += "effect depends on the sizes that traffic asks for."
+        line = (
+            f"{plural(faults, 'finding')} in {plural(len(found.tables), 'table')}; their cost "
+            "depends on the sizes that traffic asks for: add a server or a trace."
+        )
         return Conclusion(code="tables-faulty", sentence=line)
     if not observed:
         line = "Nothing was observed: no launch in a trace, no tunable in a server."

@@ -38,6 +38,7 @@ FINDINGS: Mapping[str, str] = MappingProxyType(
         "asked-far-from-row": "traffic asks for a size whose nearest row is for another size",
         "equals-default": "rows equal what the server chooses without a file",
         "field-unknown": "a field that no launcher of this family reads",
+        "fields-defaulted": "a row lacks fields, so Triton's own defaults are used for them",
         "file-invalid": "the server cannot read the file",
         "keys-missing": "a row lacks fields that the launcher needs",
         "name-never-asked": "no server builds this file name, so the file is never read",
@@ -68,7 +69,8 @@ _SSM = re.compile(
     r"headdim=\d{1,9},dstate=\d{1,9},device_name=(?P<device>[^,]{1,128})[^/]{0,128}\.json"
 )
 _LORA = re.compile(r"(?P<device>\w{1,128})_(?:SHRINK|EXPAND_TRUE|EXPAND_FALSE)\.json")
-_TILES = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
+_TILES = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
+_LAUNCH = ("num_warps", "num_stages")
 _MORE = (
     "SPLIT_K",
     "USE_TMA",
@@ -271,9 +273,10 @@ def _minor(version: str) -> tuple[str, ...]:
 
 def _number(key: str) -> int | None:
     try:
-        return int(key)
+        number = int(key)
     except ValueError:
         return None
+    return number if abs(number) < 2**31 else None
 
 
 def _of_rows(table: _Table) -> list[TableFinding]:
@@ -301,7 +304,7 @@ def _of_rows(table: _Table) -> list[TableFinding]:
 
 def _of_fields(table: _Table) -> list[TableFinding]:
     needed = set(_SSM_FIELDS if table.family == "mamba-table" else _TILES)
-    allowed = needed | set(_TILES) | set(_MORE)
+    allowed = needed | set(_TILES) | set(_LAUNCH) | set(_MORE)
     grouped = table.match.get("dtype", "").endswith(("w4a16", "w8a16")) and table.match.get("bn")
     if table.family == "moe" and (grouped or table.match.get("dtype", "") == "int4_w4a16"):
         needed |= {"SPLIT_K"}
@@ -309,6 +312,7 @@ def _of_fields(table: _Table) -> list[TableFinding]:
         return []
     lacking: dict[tuple[str, ...], list[str]] = {}
     unknown: dict[tuple[str, ...], list[str]] = {}
+    left: dict[tuple[str, ...], list[str]] = {}
     for key, value in table.rows:
         if not isinstance(value, _Pairs):
             if value is not None:
@@ -316,18 +320,19 @@ def _of_fields(table: _Table) -> list[TableFinding]:
             continue
         row = value.row()
         missing = tuple(sorted(needed - row.keys()))
+        unset = tuple(sorted(set(_LAUNCH) - needed - row.keys()))
         foreign = tuple(sorted(short(name, 40) for name in row.keys() - allowed))
         if missing:
             lacking.setdefault(missing, []).append(key)
+        if unset and not missing:
+            left.setdefault(unset, []).append(key)
         if foreign:
             unknown.setdefault(foreign[:8], []).append(key)
-    found = [
-        _finding("keys-missing", rows, detail=", ".join(missing))
-        for missing, rows in list(lacking.items())[:8]
-    ]
-    return found + [
-        _finding("field-unknown", rows, detail=", ".join(foreign))
-        for foreign, rows in list(unknown.items())[:8]
+    kinds = (("keys-missing", lacking), ("fields-defaulted", left), ("field-unknown", unknown))
+    return [
+        _finding(code, rows, detail=", ".join(fields))
+        for code, groups in kinds
+        for fields, rows in list(groups.items())[:8]
     ]
 
 
@@ -341,24 +346,27 @@ def _ordered(table: _Table) -> list[tuple[int, dict[str, Any]]]:
     return sorted(found.items())
 
 
-def _tile(row: Mapping[str, Any]) -> int:
-    sides = [row.get(name) for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N")]
+def _tile(row: Mapping[str, Any], sides: Sequence[str]) -> int:
+    """Return the elements of a row's tile; 0 if the row does not give its sides."""
     product = 1
-    for side in sides:
-        product *= side if isinstance(side, int) and 0 < side <= 65_536 else 1
+    for name in sides:
+        side = row.get(name)
+        product *= side if isinstance(side, int) and 0 < side <= 65_536 else 0
     return product
 
 
 def _of_neighbours(table: _Table) -> list[TableFinding]:
     found = []
+    sides = ("BLOCK_SIZE_M",) if table.family == "mamba-table" else ("BLOCK_SIZE_M", "BLOCK_SIZE_N")
     for (small, one), (large, other) in pairwise(_ordered(table)):
-        ratio = _tile(other) / _tile(one)
-        if ratio >= _JUMP or ratio <= 1 / _JUMP:
+        before, after = _tile(one, sides), _tile(other, sides)
+        low, high = sorted((before, after))
+        if low and high >= _JUMP * low:
             found.append(
                 _finding(
                     "neighbour-jump",
                     [str(small), str(large)],
-                    detail=f"tiles of {_tile(one)} and {_tile(other)} elements",
+                    detail=f"tiles of {before} and {after} elements",
                 )
             )
     return found

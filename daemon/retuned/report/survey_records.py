@@ -89,9 +89,9 @@ class SurveyedTunable(Record):
     """Where `share` comes from."""
     resolved: dict[str, int]
     """Launches by how their configuration was chosen."""
-    keys: tuple[SurveyedKey, ...]
+    asked: tuple[SurveyedKey, ...]
     """Most time first."""
-    hidden_keys: int = 0
+    hidden: int = 0
     """Keys that are not listed."""
     differences: tuple[RankDifference, ...] = ()
     """Keys where processes differ."""

@@ -12,8 +12,9 @@ from retuned.report.survey_records import REMARKS
 from retuned.report.text import add_row, heading, more, new_table
 
 
-def gain_words(gain: Json) -> str:
-    """Return a gain with its range and where it comes from."""
+def gain_words(row: Json) -> str:
+    """Return the gain of a row or key with its range and where it comes from."""
+    gain = section(row, "gain")
     if not gain or gain.get("source") == "none":
         return words.NOTHING
     low, high = words.significant(gain.get("low")), words.significant(gain.get("high"))
@@ -21,9 +22,9 @@ def gain_words(gain: Json) -> str:
     return f"{span}{words.TIMES} ({words.label(gain.get('source'))})"
 
 
-def resolved_words(resolved: Json) -> str:
+def resolved_words(row: Json) -> str:
     """Return how configurations were chosen, most launches first."""
-    parts = (f"{words.count(n)} {words.label(how)}" for how, n in resolved.items())
+    parts = (f"{words.count(n)} {words.label(how)}" for how, n in section(row, "resolved").items())
     return ", ".join(parts) or words.NOTHING
 
 
@@ -43,6 +44,14 @@ def axes_words(key: Json) -> str:
     """Return a key's axes, or its shape in a trace."""
     axes = section(key, "axes")
     return words.label(axes) if axes else words.label(key.get("shape"))
+
+
+def difference_lines(row: Json) -> list[str]:
+    """Return one line for each key that processes resolved differently."""
+    return [
+        f"{words.label(each.get('axes'))}: {words.label(each.get('configs'))}"
+        for each in records(row, "differences")
+    ]
 
 
 def table_counts(data: Json) -> list[tuple[str, int, int]]:
@@ -103,18 +112,20 @@ def _tunables(rows: list[Json]) -> Table:
             names[named(row)],
             words.label(row.get("family")),
             words.share(row.get("share")),
-            resolved_words(section(row, "resolved")),
-            gain_words(section(row, "gain")),
+            resolved_words(row),
+            gain_words(row),
             words.share(row.get("saving")),
             ways_words(row),
-            ", ".join([*(f"table {t}" for t in [row.get("table")] if t), *row.get("remarks", ())])
+            ", ".join(
+                [*(f"table {t}" for t in [row.get("table")] if t), *(row.get("remarks") or ())]
+            )
             or words.NOTHING,
         )
     return table
 
 
 def _keys(rows: list[Json]) -> list[RenderableType]:
-    keys = [(row, key) for row in rows for key in records(row, "keys")[:8]]
+    keys = [(row, key) for row in rows for key in records(row, "asked")[:8]]
     if not keys:
         return []
     table = new_table(
@@ -131,7 +142,7 @@ def _keys(rows: list[Json]) -> list[RenderableType]:
             words.share(key.get("weight")),
             f"{words.label(key.get('how'))}{detail}",
             words.short(key.get("config") or words.NOTHING, 80),
-            gain_words(section(key, "gain")),
+            gain_words(key),
         )
     return [heading("Keys that traffic asked for"), table]
 
@@ -146,7 +157,7 @@ def _fixed(rows: list[Json]) -> Table:
             words.count(row.get("kernels")),
             words.kernel(named(row, "largest"), 40),
             f"{words.label(row.get('why'))} [{words.label(row.get('reason'))}]",
-            gain_words(section(row, "gain")),
+            gain_words(row),
         )
     return table
 
