@@ -442,17 +442,17 @@ def _whole(keys: Sequence[SurveyedKey], past: PastResult | None) -> Gain:
     if not keys or not total:
         return _from_past(past) if past else gain_of(None)
 
-    def over(pick: str) -> float:
-        left = sum(key.weight / max(getattr(key.gain, pick), 1e-3) for key in keys) / total
+    def over(ratios: Iterable[float]) -> float:
+        left = sum(k.weight / max(r, 1e-3) for k, r in zip(keys, ratios, strict=True)) / total
         return round(1.0 / left, 4)
 
     sources = {key.gain.source for key in keys}
     source = next(each for each in ("experiment", "prior", "none") if each in sources)
     heaviest = max(keys, key=lambda key: key.weight * (key.gain.expected - 1.0))
     return Gain(
-        low=over("low"),
-        high=over("high"),
-        expected=over("expected"),
+        low=over(key.gain.low for key in keys),
+        high=over(key.gain.high for key in keys),
+        expected=over(key.gain.expected for key in keys),
         source=source,
         note=heaviest.gain.note,
     )
@@ -511,19 +511,29 @@ def _none(found: Survey) -> Conclusion:
         for each in found.fixed
         if each.gain and each.share * (1 - 1 / each.gain.expected) >= WORTH_SHARE
     ]
-    changeable = share(found.changeable_share or 0.0)
+    unmeasured = [
+        each
+        for each in found.fixed
+        if each.reason == "adapter-missing" and not each.gain and each.share >= WORTH_SHARE
+    ]
+    can = f"Retuned can change {share(found.changeable_share or 0.0)} of kernel time"
+    saving = share(found.expected_saving or 0.0)
+    parts = []
     if beyond:
-        names = ", ".join(f"{each.title} ({share(each.share)})" for each in beyond[:3])
-        line = (
-            f"Nothing to gain here with this version of Retuned: it can change {changeable} of "
-            f"kernel time in the running server; possible gains are in other families: {names}."
-        )
-        return Conclusion(code="gain-out-of-reach", sentence=line)
+        parts.append(f"possible gains are in families without live change: {_titles(beyond)}")
+    if unmeasured:
+        parts.append(f"gains were never measured for {_titles(unmeasured)}")
+    if parts:
+        line = f"Nothing to gain here with this version: {can} in the running server; "
+        return Conclusion(code="gain-out-of-reach", sentence=line + "; ".join(parts) + ".")
     line = (
-        f"Nothing to gain here: Retuned can change {changeable} of kernel time in the running "
-        f"server, with an expected saving of {share(found.expected_saving or 0.0)}."
+        f"Nothing to gain here: {can} in the running server, with an expected saving of {saving}."
     )
     return Conclusion(code="nothing-to-gain", sentence=line)
+
+
+def _titles(families: Sequence[FixedFamily]) -> str:
+    return ", ".join(f"{each.title} ({share(each.share)})" for each in families[:3])
 
 
 # --- untrusted values -----------------------------------------------------------------------------

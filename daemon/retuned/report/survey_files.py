@@ -303,7 +303,9 @@ def _of_rows(table: _Table) -> list[TableFinding]:
 
 
 def _of_fields(table: _Table) -> list[TableFinding]:
-    needed = set(_SSM_FIELDS if table.family == "mamba-table" else _TILES)
+    mamba = table.family == "mamba-table"
+    needed = set(_SSM_FIELDS if mamba else _TILES)
+    defaulted = set() if mamba else set(_LAUNCH)
     allowed = needed | set(_TILES) | set(_LAUNCH) | set(_MORE)
     grouped = table.match.get("dtype", "").endswith(("w4a16", "w8a16")) and table.match.get("bn")
     if table.family == "moe" and (grouped or table.match.get("dtype", "") == "int4_w4a16"):
@@ -320,7 +322,7 @@ def _of_fields(table: _Table) -> list[TableFinding]:
             continue
         row = value.row()
         missing = tuple(sorted(needed - row.keys()))
-        unset = tuple(sorted(set(_LAUNCH) - needed - row.keys()))
+        unset = tuple(sorted(defaulted - row.keys()))
         foreign = tuple(sorted(short(name, 40) for name in row.keys() - allowed))
         if missing:
             lacking.setdefault(missing, []).append(key)
