@@ -220,6 +220,21 @@ def test_any_value_in_any_field_is_survived(fields: list[str], value: object) ->
     json.dumps(found.model_dump(mode="json"), allow_nan=False)
 
 
+def test_parts_of_the_runtime_that_found_no_seam_are_named() -> None:
+    answer = samples.answer(families={"attention": "attention-unknown", "moe": "on"}, failures=3)
+    answer["steps"]["hook"] = "no-step-hook"
+    found = survey_of(reports={"7": answer, "8": {"on": False}})
+    assert {(each.process, each.part): each.state for each in found.adapters} == {
+        ("7", "runtime"): "on",
+        ("7", "steps"): "no-step-hook",
+        ("7", "attention"): "attention-unknown",
+        ("7", "moe"): "on",
+        ("8", "runtime"): "tunables-off",
+    }
+    assert found.adapters[0].failures == 3
+    assert found.conclusion.code == "nothing-observed"
+
+
 # --- features -------------------------------------------------------------------------------------
 
 

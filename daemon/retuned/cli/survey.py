@@ -54,7 +54,7 @@ class _Found:
     traces: list[Path] = field(default_factory=list)
     tables: list[Path] = field(default_factory=list)
     beside: set[str] = field(default_factory=set)
-    """Files of folders; one that is no trace is left out without an error."""
+    """Files of folders; one that is not a trace is left out without an error."""
 
 
 def survey(
@@ -148,7 +148,7 @@ def _sorted_places(places: Sequence[Path]) -> _Found:
     found = _Found()
     for place in places:
         if not place.exists():
-            raise MissingDependency(f"{place}: there is no such file or folder")
+            raise MissingDependency(f"{place}: no such file or folder")
         if place.is_socket():
             found.sockets.append(place)
         elif not place.is_dir():
@@ -167,7 +167,7 @@ def _sort_folder(place: Path, found: _Found) -> None:
     files = list(_files_below(place))
     if not files:
         raise MissingDependency(
-            f"{place}: no server listens there, and there is no trace and no tuned file"
+            f"{place}: no server listens there, and it holds neither a trace nor a tuned file"
         )
     tables = [path for path in files if is_table(path.name)]
     found.tables += tables
@@ -232,8 +232,8 @@ def _profile(found: _Found) -> tuple[list[dict[str, Any]], Json]:
     ]
     if not kept:
         raise MissingDependency(
-            f"{found.traces[0].parent}: no server listens there, and there is no trace and no "
-            "tuned file"
+            f"{found.traces[0].parent}: no server listens there, and it holds neither a trace "
+            "nor a tuned file"
         )
     return kept, profile
 

@@ -180,6 +180,7 @@ def environment(*packages: str, undefined: type[Undefined] = ChainableUndefined)
     )
     made.filters.update(
         about=profiles.about,
+        adapters=survey_text.adapter_lines,
         axes=survey_text.axes_words,
         belief=words.belief,
         count=words.count,

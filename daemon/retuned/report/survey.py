@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -16,6 +16,7 @@ from retuned.report.profiles import Json, amount, geometry, records, section
 from retuned.report.survey_features import features_of
 from retuned.report.survey_files import SurveyedTable
 from retuned.report.survey_records import (
+    AdapterState,
     ChangeWay,
     Conclusion,
     FixedFamily,
@@ -112,6 +113,7 @@ def survey_of(
         versions=_texts(section(environment, "versions")),
         tunables=tuple(rows[:MOST_ROWS]),
         fixed=tuple(fixed[:MOST_ROWS]),
+        adapters=tuple(_adapters(answers)),
         features=features_of(answers),
         tables=tuple(tables),
         changeable_share=min(sum(shares), 1.0) if shares else None,
@@ -152,6 +154,24 @@ def _of_servers(
         _tunable(id, reports, busy_us, traced, past.get(id), able=able)
         for id, reports in by_id.items()
     ]
+
+
+def _adapters(answers: Mapping[str, Json]) -> Iterator[AdapterState]:
+    """Yield which parts of the runtime work in each process."""
+    for process, answer in answers.items():
+        on = answer.get("on") is True
+        failures = int(amount(answer, "failures"))
+        parts: dict[str, object] = {"runtime": "on" if on else "tunables-off"}
+        if answer.get("steps"):
+            parts["steps"] = section(answer, "steps").get("hook")
+        parts |= dict(list(section(answer, "families").items())[:16])
+        for part, state in parts.items():
+            yield AdapterState(
+                process=cut(process),
+                part=cut(part, limit=64),
+                state=cut(state, limit=64) or "unknown",
+                failures=failures if part == "runtime" else 0,
+            )
 
 
 def _tunable(

@@ -144,6 +144,19 @@ class FixedFamily(Record):
     """What measurements say a change could gain; None without one."""
 
 
+class AdapterState(Record):
+    """One part of the runtime in one process: whether it found what it needs in the server."""
+
+    process: str
+    """The process."""
+    part: str
+    """A family, ``steps`` (safe points) or ``runtime`` (all of it)."""
+    state: str
+    """``on``, or the code why not; an unknown version of a server is named here."""
+    failures: int = 0
+    """Launches at which the runtime's own code failed and the server's own launch ran."""
+
+
 class Conclusion(Record):
     """The survey's last sentence."""
 
@@ -177,6 +190,8 @@ class Survey(Record):
     """Largest expected saving first."""
     fixed: tuple[FixedFamily, ...] = ()
     """Largest share first."""
+    adapters: tuple[AdapterState, ...] = ()
+    """Parts of the runtime by process."""
     features: tuple[Feature, ...] = ()
     """Features that switch tuning off or change its key."""
     tables: tuple[SurveyedTable, ...] = ()

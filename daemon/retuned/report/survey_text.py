@@ -54,6 +54,22 @@ def difference_lines(row: Json) -> list[str]:
     ]
 
 
+def adapter_lines(data: Json) -> list[str]:
+    """Return one line for each part of the runtime that does not work, and for failures."""
+    lines = []
+    for each in records(data, "adapters"):
+        process, part = words.label(each.get("process")), words.label(each.get("part"))
+        if each.get("state") != "on":
+            lines.append(f"process {process}: {part} is off: {words.label(each.get('state'))}")
+        failures = words.finite(each.get("failures"))
+        if failures:
+            count = words.plural(failures, "launch")
+            lines.append(
+                f"process {process}: code of Retuned failed at {count}; the server's own ran"
+            )
+    return lines[:64]
+
+
 def table_counts(data: Json) -> list[tuple[str, int, int]]:
     """Return code, tables and rows of findings, most tables first."""
     tables: dict[str, int] = {}
@@ -92,6 +108,7 @@ def survey_text(data: Json, *, top: int = 20) -> list[RenderableType]:
     if fixed:
         found += [heading("Not changeable in the running server"), _fixed(fixed[:top])]
         found += more(len(fixed) - top, "family")
+    found += [Text(line) for line in adapter_lines(data)]
     features = records(data, "features")
     if features:
         found += [heading("Features that concern tuning"), _features(features)]
