@@ -209,6 +209,17 @@ def test_the_json_has_the_documented_fields() -> None:
         assert f"`{name}`" in page, name
 
 
+def test_an_earlier_survey_is_compared(tmp_path: Path) -> None:
+    trace, earlier = DATA / "rocprofv3_7_2.csv", tmp_path / "earlier.json"
+    earlier.write_text(json.dumps(answer(trace)), encoding="utf-8")
+    assert answer(trace, "--before", earlier)["schema_version"] == 1
+    for text in ("{}", "[", "", "null"):
+        earlier.write_text(text, encoding="utf-8")
+        error = run(trace, "--before", earlier).exception
+        assert isinstance(error, UnreadableInput)
+        assert error.code == "not-a-survey"
+
+
 def test_past_experiments_replace_priors(tmp_path: Path) -> None:
     one = samples.report()
     store = SqliteStore(tmp_path / "state")

@@ -101,6 +101,18 @@ def test_a_tunable_that_one_process_lacks_is_remarked() -> None:
     assert rows["_chunk_scan_fwd_kernel"].remarks == ()
 
 
+def test_another_choice_at_another_start_is_shown() -> None:
+    earlier = survey_of(reports={"7": samples.answer(samples.report())}).model_dump(mode="json")
+    same = survey_of(reports={"9": samples.answer(samples.report())}, before=earlier)
+    assert only(same).remarks == ()
+    redrawn = samples.report(keys=[samples.asked(config=samples.LARGE)])
+    row = only(survey_of(reports={"9": samples.answer(redrawn)}, before=earlier))
+    assert row.remarks == ("start-differs",)
+    assert set(row.differences[0].configs) == {"before", "now"}
+    ours = samples.report(keys=[samples.asked("table", config=samples.LARGE)])
+    assert only(survey_of(reports={"9": samples.answer(ours)}, before=earlier)).remarks == ()
+
+
 def test_captured_launches_make_the_share_a_lower_bound() -> None:
     keys = [samples.asked(captured=4), samples.asked(axes={"elements": 1}, timed=0)]
     row = only(survey_of(reports={"7": samples.answer(samples.report(keys=keys))}))

@@ -5,6 +5,7 @@ It reads reports, traces and tables, and runs no experiment.
 
 from __future__ import annotations
 
+import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,6 +43,7 @@ _ENTRIES, _TRACES, _TABLES = 20_000, 256, 4096
 """Most entries, traces and tables of a folder."""
 _EXPERIMENTS = 1000
 """Most experiments of a state folder that are read."""
+_SURVEY_BYTES = 32 << 20
 _NO_TRACE = frozenset(("not-a-trace", "unknown-format"))
 """Codes of files that only lie beside traces."""
 
@@ -74,6 +76,12 @@ def survey(
     state: Annotated[
         Path | None, typer.Option("--state", help="State folder with past experiments.")
     ] = None,
+    before: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON of an earlier survey: shows what another start chose.", dir_okay=False
+        ),
+    ] = None,
     triton: Annotated[
         str, typer.Option(help="Triton version of the server, for tables without a server.")
     ] = "",
@@ -100,6 +108,7 @@ def survey(
         profile=profile,
         tables=tables,
         past=past_results(state) if state else None,
+        before=_earlier(before) if before else None,
     )
     body = {
         **result.model_dump(mode="json"),
@@ -289,6 +298,24 @@ def _traced_sizes(signatures: Iterable[Json]) -> set[int]:
         if dims and dims[0] and family_of(str(each.get("kernel"))).name == "block-product":
             sizes.add(int(dims[0][0]))
     return sizes
+
+
+def _earlier(path: Path) -> Json:
+    """Read the JSON of an earlier survey.
+
+    Raises
+    ------
+    UnreadableInput
+        ``not-a-survey``
+    """
+    try:
+        body = json.loads(read_plain(path, max_bytes=_SURVEY_BYTES) or b"")
+    except (OSError, ValueError, RecursionError) as error:
+        raise UnreadableInput("not-a-survey", where=str(path), message=str(error)) from None
+    if not isinstance(body, dict) or body.get("schema_version") != 1:
+        message = "not the JSON of `retuned survey --json`, schema version 1"
+        raise UnreadableInput("not-a-survey", where=str(path), message=message)
+    return body
 
 
 def past_results(folder: Path) -> dict[str, PastResult]:

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from retuned.report.profiles import Json, amount, geometry, records, section
-from retuned.report.survey_features import features_of
+from retuned.report.survey_features import adapters_of, features_of
 from retuned.report.survey_files import SurveyedTable
 from retuned.report.survey_records import (
-    AdapterState,
     ChangeWay,
     Conclusion,
     FixedFamily,
@@ -50,14 +49,6 @@ _ATTENTION, _REDUCTION = "kernel_unified_attention", "reduce_segments"
 _HOW = ("frozen", "exact", "nearest", "default", "literal", "table")
 
 
-class TunableSource(Protocol):
-    """Processes that report their tunables."""
-
-    def tunables(self) -> Mapping[str, Json]:
-        """Return the answer to ``tunables`` of every process, by its name."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastResult:
     """What an earlier experiment found for a tunable."""
@@ -80,6 +71,7 @@ def survey_of(
     profile: Json | None = None,
     tables: Sequence[SurveyedTable] = (),
     past: Mapping[str, PastResult] | None = None,
+    before: Json | None = None,
 ) -> Survey:
     """Judge what was read; every part may be absent.
 
@@ -93,12 +85,15 @@ def survey_of(
         Judged tuned files.
     past
         Results of earlier experiments by tunable.
+    before
+        JSON of an earlier survey, for choices that another start of the server made differently.
     """
     answers = dict(list((reports or {}).items())[:_PROCESSES])
     profile = profile or {}
     known = past or {}
     traced = _Traced.of(profile)
     rows = _of_servers(answers, traced, known)
+    rows = [_since(row, before) for row in rows] if before else rows
     if not rows:
         rows = _of_traces(traced)
     rows.sort(key=lambda row: (-(row.saving or 0.0), -(row.gain.expected), row.kernel))
@@ -113,7 +108,7 @@ def survey_of(
         versions=_texts(section(environment, "versions")),
         tunables=tuple(rows[:MOST_ROWS]),
         fixed=tuple(fixed[:MOST_ROWS]),
-        adapters=tuple(_adapters(answers)),
+        adapters=tuple(adapters_of(answers)),
         features=features_of(answers),
         tables=tuple(tables),
         changeable_share=min(sum(shares), 1.0) if shares else None,
@@ -154,24 +149,6 @@ def _of_servers(
         _tunable(id, reports, busy_us, traced, past.get(id), able=able)
         for id, reports in by_id.items()
     ]
-
-
-def _adapters(answers: Mapping[str, Json]) -> Iterator[AdapterState]:
-    """Yield which parts of the runtime work in each process."""
-    for process, answer in answers.items():
-        on = answer.get("on") is True
-        failures = int(amount(answer, "failures"))
-        parts: dict[str, object] = {"runtime": "on" if on else "tunables-off"}
-        if answer.get("steps"):
-            parts["steps"] = section(answer, "steps").get("hook")
-        parts |= dict(list(section(answer, "families").items())[:16])
-        for part, state in parts.items():
-            yield AdapterState(
-                process=cut(process),
-                part=cut(part, limit=64),
-                state=cut(state, limit=64) or "unknown",
-                failures=failures if part == "runtime" else 0,
-            )
 
 
 def _tunable(
@@ -331,6 +308,28 @@ def _way(name: str, state: str, *, sizes: int = 0) -> ChangeWay:
 def _worst(states: Iterable[str]) -> str:
     found = set(states)
     return "lost" if "lost" in found else next(iter(sorted(found)), "")
+
+
+def _since(row: SurveyedTunable, before: Json) -> SurveyedTunable:
+    """Add the keys that an earlier survey found with other configurations, tables left out."""
+    earlier: dict[str, set[str]] = defaultdict(set)
+    for each in records(before, "tunables")[:_REPORTS]:
+        if each.get("id") == row.id:
+            for key in records(each, "asked")[:_ASKED]:
+                if key.get("how") != "table":
+                    axes = _whole_numbers(section(key, "axes"))
+                    earlier[str(sorted(axes.items()))].add(cut(key.get("config")))
+    found = [
+        RankDifference(axes=key.axes, configs={"before": "; ".join(sorted(old)), "now": key.config})
+        for key in row.asked
+        if key.how != "table"
+        and (old := earlier.get(str(sorted(key.axes.items()))))
+        and key.config not in old
+    ]
+    if not found:
+        return row
+    remarks = tuple(sorted({*row.remarks, "start-differs"}))
+    return row.model_copy(update={"differences": (*row.differences, *found), "remarks": remarks})
 
 
 # --- what a trace shows ---------------------------------------------------------------------------

@@ -6,13 +6,13 @@ A feature is listed whether or not it is on: where a server reports nothing abou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from retuned.contract import Record
-from retuned.report.profiles import Json, records, section
-from retuned.text import clean, finite
+from retuned.report.profiles import Json, amount, records, section
+from retuned.text import clean, finite, short
 
 _OFF = frozenset(("", "0", "false", "no", "off", "none"))
 _PROCESSES = 256
@@ -37,6 +37,19 @@ class Feature(Record):
     """Effect on tuning."""
     families: tuple[str, ...]
     """Families of tunables that it concerns; empty means all."""
+
+
+class AdapterState(Record):
+    """One part of the runtime in one process: whether it found what it needs in the server."""
+
+    process: str
+    """The process."""
+    part: str
+    """A family, ``steps`` (safe points) or ``runtime`` (all of it)."""
+    state: str
+    """``on``, or the code why not; an unknown version of a server is named here."""
+    failures: int = 0
+    """Launches at which the runtime's own code failed and the server's own launch ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,3 +212,21 @@ def _rows_of_decode(answers: list[Json]) -> int:
                 counts[int(one)] = counts.get(int(one), 0) + 1
     found = [rows for rows, steps in counts.items() if steps >= _LEAST_STEPS]
     return max(found, key=lambda rows: counts[rows], default=0)
+
+
+def adapters_of(answers: Mapping[str, Json]) -> Iterator[AdapterState]:
+    """Yield which parts of the runtime work in each process."""
+    for process, answer in answers.items():
+        on = answer.get("on") is True
+        failures = int(amount(answer, "failures"))
+        parts: dict[str, object] = {"runtime": "on" if on else "tunables-off"}
+        if answer.get("steps"):
+            parts["steps"] = section(answer, "steps").get("hook")
+        parts |= dict(list(section(answer, "families").items())[:16])
+        for part, state in parts.items():
+            yield AdapterState(
+                process=short(process, 400),
+                part=short(part, 64),
+                state=short(state, 64) if isinstance(state, str) else "unknown",
+                failures=failures if part == "runtime" else 0,
+            )

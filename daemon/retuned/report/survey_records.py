@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from retuned.contract import Record
-from retuned.report.survey_features import Feature
+from retuned.report.survey_features import AdapterState, Feature
 from retuned.report.survey_files import SurveyedTable
 
 
@@ -51,12 +51,12 @@ class SurveyedKey(Record):
 
 
 class RankDifference(Record):
-    """A key that processes resolved to different configurations."""
+    """A key that processes, or two starts of a server, resolved to different configurations."""
 
     axes: dict[str, int]
     """Values of the axes."""
     configs: dict[str, str]
-    """Configuration by process."""
+    """Configuration by process; ``before`` and ``now`` for two starts."""
 
 
 class ChangeWay(Record):
@@ -114,6 +114,7 @@ REMARKS: Mapping[str, str] = {
     "bound",
     "not-in-all-processes": "some processes do not report this tunable",
     "ranks-differ": "processes resolved one key to different configurations",
+    "start-differs": "an earlier start of the server chose another configuration for one key",
     "share-partial": "some keys were not timed, so the share is a lower bound",
 }
 """Codes of remarks, each with its meaning."""
@@ -142,19 +143,6 @@ class FixedFamily(Record):
     """Ways that need a restart; empty if there is none."""
     gain: Gain | None = None
     """What measurements say a change could gain; None without one."""
-
-
-class AdapterState(Record):
-    """One part of the runtime in one process: whether it found what it needs in the server."""
-
-    process: str
-    """The process."""
-    part: str
-    """A family, ``steps`` (safe points) or ``runtime`` (all of it)."""
-    state: str
-    """``on``, or the code why not; an unknown version of a server is named here."""
-    failures: int = 0
-    """Launches at which the runtime's own code failed and the server's own launch ran."""
 
 
 class Conclusion(Record):

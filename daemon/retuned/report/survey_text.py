@@ -47,7 +47,7 @@ def axes_words(key: Json) -> str:
 
 
 def difference_lines(row: Json) -> list[str]:
-    """Return one line for each key that processes resolved differently."""
+    """Return one line for each key that processes or starts resolved differently."""
     return [
         f"{words.label(each.get('axes'))}: {words.label(each.get('configs'))}"
         for each in records(row, "differences")
