@@ -258,7 +258,9 @@ def test_every_feature_is_listed_whether_or_not_it_is_on() -> None:
     found = states(samples.answer(samples.report()))
     assert tuple(found) == FEATURE_CODES
     assert found["batch-invariant"] == "off"
+    assert found["lora-live"] == "off"
     assert found["sleep-mode"] == "unknown"
+    assert found["graphs-shared"] == "unknown"  # a server reports no variables of SGLang
     assert found["speculative-decoding"] == "unknown"
 
 

@@ -15,6 +15,8 @@ from retuned.report.profiles import Json, amount, records, section
 from retuned.text import clean, finite, short
 
 _OFF = frozenset(("", "0", "false", "no", "off", "none"))
+_REPORTED = ("VLLM_", "TRITON_", "CUDA_")
+"""Beginnings of the variables that a server reports; of others nothing is known."""
 _PROCESSES = 256
 _STEPS = 64
 _LEAST_STEPS = 8
@@ -193,8 +195,9 @@ def _state(
         rows = _rows_of_decode(answers)
         if rows:
             return "suspected", f"sampled steps have {rows} rows for each of several sequences"
-    if rule.variables and known:
-        return "off", f"{rule.variables[0]} is not set"
+    reported = [name for name in rule.variables if name.startswith(_REPORTED)]
+    if reported and known:
+        return "off", f"{reported[0]} is not set"
     return "unknown", "the server reports nothing about it"
 
 
