@@ -83,7 +83,7 @@ _RULES = (
         code="prefix-caching",
         feature="prefix caching",
         variables=(),
-        effect="prompts bring fewer rows at the same length, so `rows` and `longest` part; "
+        effect="prompts bring fewer rows at the same length, so the axes rows and longest part; "
         "recorded steps have both",
         families=("attention",),
     ),
