@@ -148,8 +148,9 @@ def features_of(answers: Mapping[str, Json]) -> tuple[Feature, ...]:
     variables: dict[str, str] = {}
     reports_variables = False
     for answer in read:
-        found = section(section(answer, "environment"), "variables")
-        reports_variables = reports_variables or bool(found)
+        environment = section(answer, "environment")
+        found = section(environment, "variables")
+        reports_variables |= isinstance(environment.get("variables"), Mapping)
         variables |= {str(name): str(value) for name, value in list(found.items())[:512]}
     refused = {
         str(report.get("refused")) for answer in read for report in records(answer, "tunables")

@@ -60,7 +60,7 @@ def adapter_lines(data: Json) -> list[str]:
     for each in records(data, "adapters"):
         process, part = words.label(each.get("process")), words.label(each.get("part"))
         if each.get("state") != "on":
-            lines.append(f"process {process}: {part} is off: {words.label(each.get('state'))}")
+            lines.append(f"process {process}: {part} off ({words.label(each.get('state'))})")
         failures = words.finite(each.get("failures"))
         if failures:
             count = words.plural(failures, "launch")
