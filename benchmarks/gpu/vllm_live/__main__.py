@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.vllm_live import direct
 from benchmarks.gpu.vllm_live.load import Load, answers, compared, interval, streams
 from benchmarks.gpu.vllm_live.server import Daemon, Vllm
 from benchmarks.gpu.vllm_live.toggles import Toggles
@@ -162,11 +163,15 @@ async def run(show: Show) -> None:
         show.note("healthy", seconds=server.start())
         toggles = Toggles(server.sockets)
         await show.part("first_report", lambda: _report(toggles))
-        daemon.start()
-        await _traffic(show, server, daemon, toggles)
+        if options.direct:
+            tables = await _direct(show, server, toggles)
+        else:
+            daemon.start()
+            await _traffic(show, server, daemon, toggles)
+            daemon.stop()
+            tables = _tables(daemon)
         await show.part("survey", lambda: _survey(daemon, server))
-        daemon.stop()
-        await _proof(show, server, daemon, toggles)
+        await _proof(show, server, tables, toggles)
     except Exception:
         show.results["errors"]["run"] = traceback.format_exc()[-4000:]
     finally:
@@ -284,10 +289,55 @@ def _tables(daemon: Daemon) -> list[str]:
     return [text for _, text in found.values()]
 
 
-async def _proof(show: Show, server: Vllm, daemon: Daemon, toggles: Toggles) -> None:
-    tables = _tables(daemon)
-    if show.options.tables:
-        tables += [json.dumps(each) for each in json.loads(Path(show.options.tables).read_text())]
+async def _direct(show: Show, server: Vllm, toggles: Toggles) -> list[str]:
+    """Play the traffic, and search without the daemon."""
+    lengths, output, concurrency = show.case.chat
+    chat = await Load(server.url, concurrency, lengths, output, seed="chat").start()
+    await asyncio.sleep(show.options.chat_s)
+    await chat.stop()
+    if show.case.decode is not None:
+        count, length = show.case.decode
+        await show.part(
+            "first_decode", lambda: streams(server.url, count=count, length=length, tokens=60)
+        )
+    lengths, output, concurrency = show.case.drifted
+    load = await Load(server.url, concurrency, lengths, output, seed="drifted").start()
+    await load.until(4 * concurrency)
+    report = await asyncio.to_thread(toggles.report)
+    for each in report["tunables"]:
+        if each["family"] == "autotune":
+            await asyncio.to_thread(
+                toggles.ask, {"op": "tunable-record", "id": each["id"], "on": True}
+            )
+    await load.until(len(load.done) + 4 * concurrency)
+    await show.part("before_search", lambda: _report(toggles))
+    found: list[str] = []
+
+    async def searched() -> list[dict[str, Any]]:
+        limit_s = min(show.case.seek_s, show.left_s - 170.0)
+        tables, measured = await asyncio.to_thread(
+            direct.search,
+            toggles,
+            Path(show.options.work) / "child",
+            device=show.options.device,
+            pausing=show.options.device == "0",
+            until_s=time.monotonic() + limit_s,
+        )
+        found.extend(tables)
+        return measured
+
+    await show.part("search", searched)
+    await load.stop()
+    show.results["requests"] = {
+        "chat": len(chat.done),
+        "drifted": len(load.done),
+        "failed": len(chat.failed) + len(load.failed),
+        "errors": [*chat.failed, *load.failed][:5],
+    }
+    return found
+
+
+async def _proof(show: Show, server: Vllm, tables: list[str], toggles: Toggles) -> None:
     show.results["tables"] = [json.loads(each) for each in tables]
     if not tables:
         show.note("no table: nothing was won")
@@ -409,7 +459,8 @@ def main() -> int:
     parser.add_argument("--work", default="/tmp/vllm_live")
     parser.add_argument("--until", type=float, default=480.0, help="seconds of each case")
     parser.add_argument("--chat-s", type=float, default=25.0)
-    parser.add_argument("--tables", help="tables to measure besides, JSON list")
+    parser.add_argument("--direct", action="store_true", help="search without the daemon")
+    parser.add_argument("--device", default="0", help="GPU of the experiments with --direct")
     options = parser.parse_args()
     failed = False
     for name in options.cases:
