@@ -264,3 +264,9 @@ class _Remote(io.RawIOBase):
 def _waits() -> Iterator[float]:
     """Return how long to wait before each attempt: a busy index is asked again later."""
     yield from (attempt * 2.0 for attempt in range(_ATTEMPTS))
+
+
+def versions(name: str) -> list[Any]:
+    """Return a package's pinned versions as parameters of a test, and its newest by its mark."""
+    pinned = [pytest.param(wheel, id=str(wheel)) for wheel in PINNED.values() if wheel.name == name]
+    return [*pinned, pytest.param(NEWEST[name], id=f"{name}-newest", marks=pytest.mark.newest)]
