@@ -1,5 +1,7 @@
 """Triton's autotuner in its versions: how it keys a choice, where it keeps it, what it launches."""
 
+# mypy: disable-error-code="untyped-decorator"
+
 from __future__ import annotations
 
 import importlib.util

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import csv
 import fcntl
+import functools
 import hashlib
 import io
 import os
@@ -23,7 +24,7 @@ import urllib.request
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,29 +127,46 @@ NEWEST = {
 """Whatever the index has today: nothing of it is pinned, so only the lane that reports reads it."""
 
 
+_absent: dict[Wheel, str] = {}
+"""What was asked for in vain: each test of a run that waits for the index would wait as long."""
+
+
 def unpacked(wheel: Wheel) -> Path:
     """Return a folder with the wheel's files; read from the index where it is not cached yet."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "retuned-tests"
     cache.mkdir(parents=True, exist_ok=True)
+    try:
+        if wheel not in _absent:
+            return _cached(wheel if wheel.digest else _of_today(wheel), cache)
+    except Unavailable as error:
+        _absent[wheel] = str(error)
+    pytest.skip(f"{wheel} cannot be had from the index: {_absent[wheel]}")
+
+
+def _cached(wheel: Wheel, cache: Path) -> Path:
     wanted = hashlib.sha256(repr(wheel).encode()).hexdigest()[:16]
     folder = cache / f"wheel-{wheel}-{wanted}"
     with (cache / f"wheel-{wheel}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs do not unpack into one folder
-        if not wheel.digest or not (folder / "ready").exists():
+        if not (folder / "ready").exists():
             shutil.rmtree(folder, ignore_errors=True)
-            try:
-                _unpack(wheel, folder)
-            except Unavailable as error:
-                pytest.skip(f"{wheel} cannot be had from the index: {error}")
+            _unpack(wheel, folder)
             (folder / "ready").touch()
     return folder
 
 
+@functools.cache
+def _of_today(wheel: Wheel) -> Wheel:
+    """Return the release that the index has today, as one that this run keeps to."""
+    file = _listed(wheel.name)
+    return replace(wheel, version=file.version, digest=file.digest)
+
+
 def _unpack(wheel: Wheel, folder: Path) -> None:
-    address, digest = _address(wheel, folder)
-    if wheel.digest and digest != wheel.digest:
-        raise ValueError(f"the index lists another file as {wheel}: sha256 {digest}")
-    with zipfile.ZipFile(io.BufferedReader(_Remote(address), _BLOCK_BYTES)) as archive:
+    file = _listed(f"{wheel.name}=={wheel.version}")
+    if file.digest != wheel.digest:
+        raise ValueError(f"the index lists another file as {wheel}: sha256 {file.digest}")
+    with zipfile.ZipFile(io.BufferedReader(_Remote(file.address), _BLOCK_BYTES)) as archive:
         hashes = _hashes(wheel, archive)
         for member in sorted(archive.infolist(), key=lambda each: each.header_offset):
             if member.filename.endswith(_KEPT) and member.filename.startswith(wheel.below):
@@ -176,31 +194,43 @@ def _write(folder: Path, name: str, content: bytes, hashes: dict[str, str]) -> N
     target.write_bytes(content)
 
 
-def _address(wheel: Wheel, folder: Path) -> tuple[str, str]:
-    """Return where the index keeps the wheel and the hash that it lists: uv resolves, as set up."""
-    folder.mkdir(parents=True)
-    listed = folder / "requirement.txt"
-    listed.write_text(f"{wheel.name}=={wheel.version}\n" if wheel.digest else f"{wheel.name}\n")
+@dataclass(frozen=True)
+class Listed:
+    """A wheel as the index lists it."""
+
+    version: str
+    address: str
+    digest: str
+
+
+def _listed(requirement: str) -> Listed:
+    """Ask uv, as it is set up on this machine, which wheel answers a requirement."""
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-deps"]
     command += ["--format", "pylock.toml", "--no-python-downloads", "--only-binary", ":all:"]
-    command += ["--python-platform", "x86_64-manylinux_2_28", "--python-version", "3.12"]
+    command += ["--python-platform", "x86_64-manylinux_2_28", "--python-version", "3.12", "-"]
     try:
         done = subprocess.run(
-            [*command, str(listed)], capture_output=True, text=True, timeout=_INDEX_S, check=False
+            command,
+            input=requirement,
+            capture_output=True,
+            text=True,
+            timeout=_INDEX_S,
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise Unavailable(f"no answer within {_INDEX_S:g} s") from error
     if done.returncode:
         raise Unavailable(done.stderr.strip()[-300:])
-    return _listed(tomllib.loads(done.stdout))
+    return parsed_lock(done.stdout)
 
 
-def _listed(lock: dict[str, Any]) -> tuple[str, str]:
-    (package,) = lock["packages"]
+def parsed_lock(lock: str) -> Listed:
+    """Return the one wheel of a lock; there is none where the index is a folder of files."""
+    (package,) = tomllib.loads(lock)["packages"]
     (file, *_) = package.get("wheels") or [{}]
     if "url" not in file:
         raise Unavailable("the index gives no address of a wheel")
-    return file["url"], file["hashes"]["sha256"]
+    return Listed(package["version"], file["url"], file["hashes"]["sha256"])
 
 
 class _Remote(io.RawIOBase):
