@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from tests.servers.sources import running
@@ -28,6 +29,10 @@ def fused_moe(folder: Path, tuned: Path | None = None) -> Iterator[ModuleType]:
         "vllm.triton_utils": {"tl": tl, "triton": triton},
         "vllm.utils.platform_utils": {"get_device_name_as_file_name": lambda: "NVIDIA_H200"},
         PACKAGE: {"get_config": lambda: None},
+        f"{PACKAGE}.utils": {
+            "resolve_moe_use_td": lambda: False,
+            "warn_if_moe_use_td_ineffective": lambda *_, **__: None,
+        },
     }
     with running(folder, [MODULE], names) as modules:
         yield modules[MODULE]
@@ -39,3 +44,58 @@ def asked(module: ModuleType, tokens: int, *, experts: int = 128) -> dict[str, i
         (experts, 1536, 2048), (experts, 2048, 768), 8, None, tokens
     )
     return answer
+
+
+def experts_of(tokens: int, experts: int, width: int) -> dict[str, torch.Tensor]:
+    """Return the inputs of the first of a layer's two launches: each token goes to two experts."""
+    torch.manual_seed(0)
+    routes = torch.stack([torch.randperm(experts)[:2] for _ in range(tokens)])
+    return {
+        "states": torch.randn(tokens, width),
+        "weights": torch.randn(experts, 48, width),
+        "routes": routes,
+    }
+
+
+def launched(
+    module: ModuleType, layer: Mapping[str, torch.Tensor], row: Mapping[str, int]
+) -> torch.Tensor:
+    """Launch the kernel by the server's own function with one row of a table."""
+    ids, blocks = aligned(layer["routes"], len(layer["weights"]), row["BLOCK_SIZE_M"])
+    answer = torch.full((len(layer["states"]), 2, 48), float("nan"))
+    module.invoke_fused_moe_triton_kernel(
+        A=layer["states"],
+        B=layer["weights"],
+        C=answer,
+        A_scale=None,
+        B_scale=None,
+        topk_weights=None,
+        sorted_token_ids=ids,
+        expert_ids=blocks,
+        num_tokens_post_padded=torch.tensor([len(ids)], dtype=torch.int32),
+        mul_routed_weight=False,
+        top_k=2,
+        config=dict(row),
+        compute_type=tl.float32,
+        use_fp8_w8a8=False,
+        use_int8_w8a8=False,
+        use_int8_w8a16=False,
+        use_int4_w4a16=False,
+        per_channel_quant=False,
+    )
+    return answer
+
+
+def aligned(routes: torch.Tensor, experts: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return routes by expert, each padded to whole blocks, and the expert of each block."""
+    flat, ids, blocks = routes.flatten(), [], []
+    for expert in range(experts):
+        own = (flat == expert).nonzero().flatten()
+        padding = -len(own) % block
+        ids.append(torch.cat([own, torch.full((padding,), len(flat))]))
+        blocks += [expert] * (len(ids[-1]) // block)
+    return torch.cat(ids).to(torch.int32), torch.tensor(blocks, dtype=torch.int32)
+
+
+def expected(layer: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    return torch.einsum("tk,tenk->ten", layer["states"], layer["weights"][layer["routes"]])

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from tests.servers import moe
 from tests.servers.sources import importers, parameters, parsed
 from tests.servers.wheels import Wheel, unpacked, versions
@@ -93,3 +94,19 @@ def test_the_files_of_the_package_have_whole_rows(wheel: Wheel) -> None:
     for file in files:
         table = json.loads(file.read_text("utf-8"))
         assert all(set(row) >= _ROW for m, row in table.items() if m.isdigit()), file.name
+
+
+@VLLM
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 32, "GROUP_SIZE_M": 1},
+        {"BLOCK_SIZE_M": 32, "BLOCK_SIZE_N": 16, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 8},
+    ],
+    ids=["small", "large"],
+)
+def test_rows_differ_in_speed_and_not_in_the_answer(wheel: Wheel, row: dict[str, int]) -> None:
+    layer = moe.experts_of(20, 4, 80)
+    with moe.fused_moe(unpacked(wheel)) as module:
+        answer = moe.launched(module, layer, row | {"num_warps": 4, "num_stages": 2})
+    torch.testing.assert_close(answer, moe.expected(layer))
