@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Remember tests on real data, packages and programs that were skipped, whoever ran them."""
-    if report.skipped:
+    if report.skipped and not hasattr(report, "wasxfail"):  # an expected failure did run
         _skipped.update((mark, report.nodeid) for mark in _NEVER_SKIPPED & set(report.keywords))
 
 

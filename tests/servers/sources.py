@@ -59,6 +59,16 @@ def parameters(tree: ast.AST, name: str) -> list[str]:
     return [each.arg for each in every]
 
 
+def names(tree: ast.Module) -> set[str]:
+    """Return what a module assigns at its top."""
+    targets = (
+        each.targets if isinstance(each, ast.Assign) else [each.target]
+        for each in tree.body
+        if isinstance(each, ast.Assign | ast.AnnAssign)
+    )
+    return {one.id for listed in targets for one in listed if isinstance(one, ast.Name)}
+
+
 def attributes(tree: ast.AST, name: str) -> set[str]:
     """Return what the methods of a class assign to ``self``, and its own methods and names."""
     owner = class_of(tree, name)

@@ -1,24 +1,16 @@
 """Triton's autotuner in its versions: how it keys a choice, where it keeps it, what it launches."""
 
-# mypy: disable-error-code="untyped-decorator"
-
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 import triton
 import triton.language as tl
+from tests.servers.autotuners import KEY, MODULE, autotuner, kept, launched, tuned
 from tests.servers.sources import (
     attributes,
     decorated,
-    file_of,
     function,
     parameters,
     parsed,
@@ -28,46 +20,7 @@ from tests.servers.wheels import PINNED, Wheel, unpacked, versions
 
 pytestmark = pytest.mark.index
 TRITON = pytest.mark.parametrize("wheel", versions("triton"))
-MODULE = "triton.runtime.autotuner"
 HELPERS = "vllm.model_executor.layers.mamba.ops.triton_helpers"
-
-
-@contextmanager
-def autotuner(wheel: Wheel) -> Iterator[ModuleType]:
-    """Run a version's autotuner with all else of the installed Triton."""
-    name = f"triton.runtime.autotuner_of_{wheel.version.replace('.', '_')}"
-    spec = importlib.util.spec_from_file_location(name, file_of(unpacked(wheel), MODULE))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-        yield module
-    finally:
-        del sys.modules[name]
-
-
-@triton.jit
-def _blocks(x_ptr: Any, seen_ptr: Any, n: Any, wide: Any, BLOCK: tl.constexpr) -> None:
-    """Write to each element the size of the block that wrote it."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(seen_ptr + at, tl.load(x_ptr + at, mask=at < n) * 0 + BLOCK, mask=at < n)
-
-
-def tuned(module: ModuleType, *sizes: int) -> Any:
-    configs = [module.Config({"BLOCK": size}, num_warps=2, num_stages=1) for size in sizes]
-    return module.Autotuner(_blocks, _blocks.arg_names, configs, ["n", "wide"], None, None)
-
-
-def launched(tuner: Any) -> float:
-    """Launch, and return the size of the blocks that ran."""
-    x, seen = torch.zeros(8), torch.zeros(8, dtype=torch.float64)
-    tuner[lambda meta: (triton.cdiv(8, meta["BLOCK"]),)](x, seen, 8, wide=3)
-    return float(seen[0])
-
-
-KEY = (8, 3, "torch.float32", "torch.float64")
 
 
 @TRITON
@@ -148,10 +101,3 @@ def test_the_servers_second_cache_goes_past_the_autotuner(wheel: Wheel) -> None:
         assert (key[0], config) == (tuner, tuner.configs[1])
         helpers._autotuned_configs.clear()
         assert kept(helpers, tuner) == 2
-
-
-def kept(helpers: ModuleType, tuner: Any) -> float:
-    x, seen = torch.zeros(8), torch.zeros(8, dtype=torch.float64)
-    grid = lambda meta: (triton.cdiv(8, meta["BLOCK"]),)  # noqa: E731
-    helpers.launch_autotuned(tuner, grid, x_ptr=x, seen_ptr=seen, n=8, wide=3)
-    return float(seen[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 import pytest
-from tests.servers.sources import attributes, class_of, function, parameters, parsed
+from tests.servers.sources import attributes, class_of, function, names, parameters, parsed
 from tests.servers.wheels import Wheel, unpacked, versions
 
 pytestmark = pytest.mark.index
@@ -42,9 +42,10 @@ def test_the_first_runners_graphs_lie_in_wrappers(wheel: Wheel) -> None:
 @VLLM
 def test_the_first_runner_captures_the_sizes_it_is_given(wheel: Wheel) -> None:
     tree = parsed(unpacked(wheel), RUNNER)
-    assert parameters(tree, "GPUModelRunner._capture_cudagraphs")[:3] == [
-        *("self", "batch_descriptors", "cudagraph_runtime_mode")
+    assert parameters(tree, "GPUModelRunner._capture_cudagraphs") == [
+        *("self", "batch_descriptors", "cudagraph_runtime_mode", "profiler")
     ]
+    assert "_freeze_gc" in attributes(tree, "GPUModelRunner")
 
 
 @VLLM
@@ -70,6 +71,65 @@ def test_the_second_runner_runs_the_graph_that_lies_in_the_dictionary(wheel: Whe
 def test_the_second_runner_holds_its_manager_by_name(wheel: Wheel) -> None:
     tree = parsed(unpacked(wheel), "vllm.v1.worker.gpu.model_runner")
     assert attributes(tree, "GPUModelRunner") >= {"cudagraph_manager", "capture_model"}
+
+
+@VLLM
+def test_the_second_runner_captures_without_arguments(wheel: Wheel) -> None:
+    """It captures a speculator's graphs too, which it asserts to be absent."""
+    tree = parsed(unpacked(wheel), "vllm.v1.worker.gpu.model_runner")
+    capture = function(tree, "GPUModelRunner.capture_model")
+    assert [each.arg for each in capture.args.args] == ["self"]
+    assert all(each is not None for each in capture.args.kw_defaults)
+    assert "self.speculator.capture()" in ast.unparse(capture)
+
+
+@VLLM
+def test_captures_are_allowed_by_a_flag_of_a_module(wheel: Wheel) -> None:
+    tree = parsed(unpacked(wheel), "vllm.compilation.monitor")
+    assert parameters(tree, "set_cudagraph_capturing_enabled") == ["enabled"]
+    assert "cudagraph_capturing_enabled" in names(tree)
+
+
+@VLLM
+def test_a_capture_takes_place_within_the_servers_context(wheel: Wheel) -> None:
+    tree = parsed(unpacked(wheel), "vllm.distributed.parallel_state")
+    assert parameters(tree, "graph_capture")[:1] == ["device"]
+    required = function(tree, "graph_capture").args
+    assert len(required.args) - len(required.defaults) == 1
+
+
+@VLLM
+def test_the_first_runner_lists_what_it_captures(wheel: Wheel) -> None:
+    tree = parsed(unpacked(wheel), "vllm.v1.cudagraph_dispatcher")
+    assert parameters(tree, "CudagraphDispatcher.get_capture_descs") == ["self"]
+    runner = attributes(parsed(unpacked(wheel), RUNNER), "GPUModelRunner")
+    assert runner >= {"cudagraph_dispatcher", "requests", "input_batch", "device"}
+
+
+@VLLM
+def test_the_first_runners_block_tables_lie_on_device_and_host(wheel: Wheel) -> None:
+    tables = parsed(unpacked(wheel), "vllm.v1.worker.block_table")
+    assert "block_tables" in attributes(tables, "MultiGroupBlockTable")
+    assert "block_table" in attributes(tables, "BlockTable")
+    assert "CpuGpuBuffer" in ast.unparse(function(tables, "BlockTable._make_buffer"))
+    buffers = parsed(unpacked(wheel), "vllm.v1.utils")
+    assert attributes(buffers, "CpuGpuBuffer") >= {"gpu", "cpu"}
+
+
+@VLLM
+def test_both_runners_say_which_requests_are_under_way(wheel: Wheel) -> None:
+    first = parsed(unpacked(wheel), "vllm.v1.worker.gpu_input_batch")
+    assert attributes(first, "InputBatch") >= {"req_id_to_index", "num_computed_tokens_cpu"}
+    second = parsed(unpacked(wheel), "vllm.v1.worker.gpu.states")
+    assert attributes(second, "RequestState") >= {"req_id_to_index", "num_computed_tokens_np"}
+    runner = parsed(unpacked(wheel), "vllm.v1.worker.gpu.model_runner")
+    assert "req_states" in attributes(runner, "GPUModelRunner")
+
+
+@VLLM
+def test_keys_of_graphs_name_their_tokens(wheel: Wheel) -> None:
+    context = parsed(unpacked(wheel), "vllm.forward_context")
+    assert "num_tokens" in attributes(context, "BatchDescriptor")
 
 
 @TORCH

@@ -62,12 +62,12 @@ def serving(content: bytes, *, ranges: bool = True) -> Iterator[Index]:
         def do_GET(self) -> None:
             first, last = self.headers["Range"].removeprefix("bytes=").split("-")
             part = index.content[int(first) : int(last) + 1] if index.ranges else b"all"
+            index.sent_bytes += len(part)
             self.send_response(206 if index.ranges else 200)
             self.send_header("Content-Range", f"bytes {first}-{last}/{len(index.content)}")
             self.send_header("Content-Length", str(len(part)))
             self.end_headers()
             self.wfile.write(part)
-            index.sent_bytes += len(part)
 
         def log_message(self, format: str, *args: object) -> None:
             """Keep the tests' output free of requests."""
@@ -92,6 +92,8 @@ WHEEL = Wheel("server", "1", "pinned", hashlib.sha256(RECORD).hexdigest(), ("ser
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(wheels, "_waits", lambda: iter([0.0]))
+    monkeypatch.setattr(wheels, "_absent", {})
+    wheels._of_today.cache_clear()
 
 
 def read_from(index: Index, wheel: Wheel, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -139,8 +141,17 @@ def test_an_index_without_ranges_skips_and_keeps_nothing(monkeypatch: pytest.Mon
         pytest.raises(pytest.skip.Exception, match="no ranges"),
     ):
         read_from(index, WHEEL, monkeypatch)
+    wheels._absent.clear()  # as another run does
     with serving(packed(FILES, RECORD)) as index:
         assert (read_from(index, WHEEL, monkeypatch) / "ready").exists()
+
+
+def test_an_index_that_had_no_wheel_is_asked_once_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(packed(FILES, RECORD), ranges=False) as index:
+        for _ in range(2):
+            with pytest.raises(pytest.skip.Exception):
+                read_from(index, WHEEL, monkeypatch)
+        assert index.sent_bytes == len(b"all")
 
 
 def test_the_newest_release_is_kept_by_its_own_hash(monkeypatch: pytest.MonkeyPatch) -> None:
