@@ -40,6 +40,13 @@ def test_the_first_runners_graphs_lie_in_wrappers(wheel: Wheel) -> None:
 
 
 @VLLM
+def test_the_first_runner_looks_for_its_entry_at_each_replay(wheel: Wheel) -> None:
+    """So an exchanged dictionary is replayed by the next step."""
+    replay = function(parsed(unpacked(wheel), WRAPPER), "CUDAGraphWrapper.__call__")
+    assert "self.concrete_cudagraph_entries[batch_descriptor]" in ast.unparse(replay)
+
+
+@VLLM
 def test_the_first_runner_captures_the_sizes_it_is_given(wheel: Wheel) -> None:
     tree = parsed(unpacked(wheel), RUNNER)
     assert parameters(tree, "GPUModelRunner._capture_cudagraphs") == [

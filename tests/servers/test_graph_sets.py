@@ -1,0 +1,203 @@
+"""Second sets of graphs in the second runner's real manager; the device is played."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.servers.sources import running
+from tests.servers.wheels import Wheel, unpacked, versions
+
+from retuned.runtime.schema import Refused
+from retuned.runtime.tunables.graphs import WRAPPER, GraphSets
+from retuned.runtime.tunables.records import Capture
+from retuned.runtime.tunables.state import Registry
+
+pytestmark = pytest.mark.index
+VLLM = pytest.mark.parametrize("wheel", versions("vllm"))
+MODULE = "vllm.v1.worker.gpu.cudagraph_utils"
+
+
+class CUDAGraphMode(enum.Enum):
+    NONE = 0
+    PIECEWISE = 1
+    FULL = 2
+
+
+class Graph:
+    """A captured graph: it keeps the configuration that was in force at its capture."""
+
+    def __init__(self) -> None:
+        self.choice = ""
+
+
+class Runner:
+    """The second runner around its real manager; a launch notes what is in force."""
+
+    def __init__(self, module: ModuleType, sizes: list[int], registry: Registry) -> None:
+        self.in_force = "own"
+        self.failing = False
+        self.device = torch.device("cpu")
+        self.req_states = SimpleNamespace(req_id_to_index={})
+        self.seen_axes: list[Mapping[str, int]] = []
+        self._registry = registry
+        manager = object.__new__(module.CudaGraphManager)
+        descs = [
+            module.BatchExecutionDescriptor(CUDAGraphMode.FULL, num_tokens=each, num_reqs=each)
+            for each in sizes
+        ]
+        vars(manager).update(
+            device=self.device,
+            graphs={},
+            pool=None,
+            vllm_config=None,
+            use_breakable_cg=False,
+            ubatch_runner=None,
+            _graphs_captured=False,
+            _capture_descs={CUDAGraphMode.FULL: descs},
+            _max_full_descs_to_capture=None,
+            _capture_mem_samples=None,
+        )
+        self.cudagraph_manager = manager
+        self.capture_model()
+
+    def capture_model(self) -> None:
+        def create(desc: Any, warmup: bool) -> Any:
+            def forward(mode: CUDAGraphMode) -> None:
+                self.seen_axes.append(dict(self._registry.assumed))
+                if self.failing and not warmup:
+                    raise RuntimeError("out of memory")
+                if _capturing:
+                    _capturing[-1].choice = self.in_force
+
+            return forward
+
+        self.cudagraph_manager.capture(create)
+
+    @property
+    def choices(self) -> dict[int, str]:
+        """Return with which configuration each size is replayed."""
+        graphs = self.cudagraph_manager.graphs
+        return {desc.num_tokens: graph.choice for desc, graph in graphs.items()}
+
+
+_capturing: list[Graph] = []
+
+
+@contextmanager
+def _captured(graph: Graph, *_: Any, **__: Any) -> Iterator[None]:
+    _capturing.append(graph)
+    try:
+        yield
+    finally:
+        _capturing.pop()
+
+
+@pytest.fixture
+def _played_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", _captured)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (8 << 30, 80 << 30))
+
+
+@contextmanager
+def manager(wheel: Wheel) -> Iterator[ModuleType]:
+    names: dict[str, Mapping[str, Any]] = {
+        "tqdm": {},
+        "vllm.config.compilation": {"CUDAGraphMode": CUDAGraphMode},
+        "vllm.compilation.counter": {
+            "compilation_counter": SimpleNamespace(num_cudagraph_captured=0)
+        },
+        "vllm.compilation.cudagraph_pool": {
+            "capture_pool": lambda pool, _: nullcontext(pool),
+            "capture_outside_cumem_pool": nullcontext,
+        },
+        "vllm.distributed.parallel_state": {
+            "graph_capture": lambda device: nullcontext(),
+            "is_global_first_rank": lambda: False,
+        },
+    }
+    with running(unpacked(wheel), [WRAPPER, MODULE], names) as modules:
+        yield modules[MODULE]
+
+
+@VLLM
+@pytest.mark.usefixtures("_played_device")
+def test_named_sizes_are_captured_again_and_exchanged_back(wheel: Wheel) -> None:
+    registry = Registry()
+    with manager(wheel) as module:
+        runner = Runner(module, [8, 4, 2], registry)
+        worker, sets = SimpleNamespace(model_runner=runner), GraphSets(registry)
+        own = dict(runner.cudagraph_manager.graphs)
+        descs = dict(runner.cudagraph_manager._capture_descs)
+        assert sets.way(worker) == "on"
+        runner.in_force = "table"
+        done = sets.capture(worker, [Capture(size=4, axes={"longest": 8192})])
+        assert done == [4]
+        assert runner.choices == {8: "own", 4: "table", 2: "own"}
+        assert runner.seen_axes[-1] == {"longest": 8192}
+        assert runner.cudagraph_manager._capture_descs == descs
+        assert runner.cudagraph_manager._graphs_captured
+        assert sets.restore(worker, [4]) == [4]
+        assert runner.cudagraph_manager.graphs == own
+        assert not registry.assumed
+
+
+@VLLM
+@pytest.mark.usefixtures("_played_device")
+def test_a_capture_that_fails_leaves_the_servers_graphs(wheel: Wheel) -> None:
+    registry = Registry()
+    with manager(wheel) as module:
+        runner = Runner(module, [8, 4], registry)
+        worker, own = SimpleNamespace(model_runner=runner), dict(runner.cudagraph_manager.graphs)
+        runner.failing = True
+        with pytest.raises(Refused) as refused:
+            GraphSets(registry).capture(worker, [Capture(size=4, axes={})])
+        assert refused.value.reason == "capture-failed"
+        assert runner.cudagraph_manager.graphs == own
+        assert runner.cudagraph_manager._graphs_captured
+
+
+@VLLM
+@pytest.mark.usefixtures("_played_device")
+def test_a_second_table_keeps_the_way_back_to_the_servers_graphs(wheel: Wheel) -> None:
+    registry = Registry()
+    with manager(wheel) as module:
+        runner = Runner(module, [8, 4], registry)
+        worker, sets = SimpleNamespace(model_runner=runner), GraphSets(registry)
+        for each in ("first", "second"):
+            runner.in_force = each
+            sets.capture(worker, [Capture(size=8, axes={})])
+        assert runner.choices == {8: "second", 4: "own"}
+        sets.restore(worker, [8])
+        assert runner.choices == {8: "own", 4: "own"}
+
+
+@VLLM
+@pytest.mark.usefixtures("_played_device")
+def test_a_size_that_was_never_captured_is_not_captured_now(wheel: Wheel) -> None:
+    registry = Registry()
+    with manager(wheel) as module:
+        runner = Runner(module, [8], registry)
+        worker = SimpleNamespace(model_runner=runner)
+        assert GraphSets(registry).capture(worker, [Capture(size=16, axes={})]) == []
+        assert runner.choices == {8: "own"}
+
+
+@VLLM
+@pytest.mark.usefixtures("_played_device")
+def test_a_manager_with_another_name_is_refused(wheel: Wheel) -> None:
+    with manager(wheel) as module:
+        runner = Runner(module, [8], Registry())
+        del runner.cudagraph_manager._capture_descs
+        worker = SimpleNamespace(model_runner=runner)
+        with pytest.raises(Refused) as refused:
+            GraphSets(Registry()).capture(worker, [Capture(size=8, axes={})])
+        assert refused.value.reason == "runner-unknown"
+        assert runner.choices == {8: "own"}
