@@ -122,7 +122,6 @@ def test_uninstalling_leaves_the_servers_objects(wheel: Wheel) -> None:
         assert all(vars(module)[name] is old for name, old in zip(names, before, strict=True))
 
 
-@pytest.mark.xfail(strict=True, reason="the table's rule matches and the server runs its 2D form")
 @pytest.mark.parametrize("wheel", [each for each in versions("vllm") if each.id != "vllm-0.26.0"])
 def test_more_rows_than_the_servers_scratch_has_are_segmented_too(wheel: Wheel) -> None:
     """From 0.33 the server leaves the segmented form if its scratch has fewer rows than a call."""
@@ -213,7 +212,6 @@ def test_a_configuration_outside_the_space_is_refused(wheel: Wheel) -> None:
     assert refused(wheel, wrong) == ["config-unknown"] * len(wrong)
 
 
-@pytest.mark.xfail(strict=True, reason="32.0 equals 32, and no kernel compiles with it")
 @VLLM
 def test_a_number_that_is_no_integer_is_refused(wheel: Wheel) -> None:
     assert refused(wheel, [{"BLOCK_M": 32.0}, {"segments": False}]) == ["config-unknown"] * 2

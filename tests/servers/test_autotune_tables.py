@@ -105,7 +105,6 @@ def test_a_configuration_that_the_kernel_does_not_declare_is_refused(wheel: Whee
     assert refused.value.reason == "config-unknown"
 
 
-@pytest.mark.xfail(strict=True, reason="a table's configuration is made anew, without the hook")
 @TRITON
 def test_a_declared_configuration_keeps_its_hook_before_the_launch(wheel: Wheel) -> None:
     """Such hooks clear outputs and set descriptors: without them the answer is wrong."""
@@ -127,7 +126,6 @@ def helpers(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
         yield modules[HELPERS]
 
 
-@pytest.mark.xfail(strict=True, reason="the server's second cache is not followed")
 def test_launches_past_the_autotuner_are_counted(helpers: ModuleType) -> None:
     with hooked(sys.modules[MODULE]) as registry:
         tuner = frozen(sys.modules[MODULE])
@@ -136,7 +134,6 @@ def test_launches_past_the_autotuner_are_counted(helpers: ModuleType) -> None:
         assert only(registry).asked()[0]["launches"] == 3
 
 
-@pytest.mark.xfail(strict=True, reason="the server's second cache is not followed")
 def test_a_table_changes_launches_past_the_autotuner(helpers: ModuleType) -> None:
     with hooked(sys.modules[MODULE]) as registry:
         tuner = frozen(sys.modules[MODULE])
@@ -147,7 +144,6 @@ def test_a_table_changes_launches_past_the_autotuner(helpers: ModuleType) -> Non
         assert kept(helpers, tuner) == 4
 
 
-@pytest.mark.xfail(strict=True, reason="an AttributeError reaches the server")
 def test_a_first_launch_under_a_table_does_not_fail_the_server(helpers: ModuleType) -> None:
     """The second cache reads ``best_config`` after its first launch of a key."""
     with hooked(sys.modules[MODULE]) as registry:

@@ -288,6 +288,8 @@ def test_without_a_policy_that_can_be_read_nothing_is_promoted(
     swapped.loop.steer()
     assert users.states == []
     assert swapped.phases(RecordKind.PROPOSAL) == ["Watching"]
+    assert swapped.unexpected() > 0
+    swapped.telemetry.counters.clear()
 
 
 def test_what_must_be_measured_and_cannot_be_is_not_swapped(world: World) -> None:

@@ -36,7 +36,8 @@ def search(
         Moment of the monotonic clock.
     """
     report = toggles.report()
-    tables, measured = [], []
+    tables: list[str] = []
+    measured: list[dict[str, Any]] = []
     with ChildProcess(report["environment"], device=device, folder=folder) as child:
         measured.append({"child": child.hello})
         for tunable in sorted(report["tunables"], key=_time_us, reverse=True):

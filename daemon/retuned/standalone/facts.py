@@ -427,5 +427,6 @@ def _readable(ctx: Context, what: str, read: Callable[[], T]) -> T | None:
         return read()
     except (RetunedError, OSError) as error:
         log.error("%s cannot be read: %s", what, error)
-        ctx.telemetry.count("retuned_step_errors_total", step="reconcile", expected="true")
+        expected = str(isinstance(error, RetunedError)).lower()
+        ctx.telemetry.count("retuned_step_errors_total", step="reconcile", expected=expected)
         return None

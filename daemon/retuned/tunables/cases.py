@@ -173,7 +173,7 @@ class AutotuneCase:
         )
         if grid is None:
             raise Refused("config-unknown", detail="its constants are not the kernel's")
-        chosen = config_of(words)
+        chosen = config_of(words, declared=self._tuner.configs)
         named = self._arguments
         for name in self._zeroed:
             if named.get(name) is not None:

@@ -100,6 +100,12 @@ PARTS = (
         "vllm.model_executor.layers.fused_moe.fused_moe",
         tune_tables,
     ),
+    Part(
+        "tunables: launches past autotuners",
+        "RETUNED_TUNED",
+        "vllm.model_executor.layers.mamba.ops.triton_helpers",
+        tune_tables,
+    ),
     Part("tunables: steps", "RETUNED_TUNED", "vllm.v1.worker.gpu_worker", tune_tables),
     Part("vllm-operators", "RETUNED_OPERATORS", "vllm._custom_ops", vllm_operators),
     Part("sgl-kernel-operators", "RETUNED_OPERATORS", "sgl_kernel", sgl_kernel_operators),

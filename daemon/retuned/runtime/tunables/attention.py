@@ -21,6 +21,7 @@ from retuned.runtime.tunables.state import (
     SizeClass,
     Tunable,
     capturing,
+    replace_everywhere,
     spec_of,
     timed,
 )
@@ -268,7 +269,7 @@ class _Form:
             ``config-unknown`` or ``config-unfit``.
         """
         for name, value in config.items():
-            if name not in _SPACE or value not in _SPACE[name]:
+            if type(value) is not int or value not in _SPACE.get(name, ()):
                 detail = f"'{name:.32}' is not a parameter of Triton attention with this value"
                 raise Refused("config-unknown", detail=detail)
         rows = config.get("BLOCK_M")
@@ -311,8 +312,10 @@ class _Form:
         rows = q.shape[0] * q.shape[1] * segments
         width = 1 << (q.shape[2] - 1).bit_length()
         own = given.get("softmax_segm_output")
-        if own is not None and own.numel() >= rows * width:
-            return own, given["softmax_segm_max"], given["softmax_segm_expsum"]
+        most = given.get("softmax_segm_max")
+        enough = own is not None and own.numel() >= rows * width
+        if enough and most is not None and most.shape[0] >= q.shape[0]:
+            return own, most, given["softmax_segm_expsum"]
         size = 1 << (rows - 1).bit_length()
         if size not in self._buffers:
             if in_capture:
@@ -443,13 +446,6 @@ def _recipe(tunable: Tunable, given: Mapping[str, Any], axes: Mapping[str, int])
             "in_force": {},
         },
     }
-
-
-def replace_everywhere(name: str, old: Any, new: Any) -> None:  # noqa: ANN401 - functions
-    """Replace a function in every loaded module that holds it under its name."""
-    for module in list(sys.modules.values()):
-        if getattr(module, "__dict__", {}).get(name) is old:
-            setattr(module, name, new)
 
 
 class _Pointer:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from retuned.runtime.schema import Refused
@@ -20,11 +20,15 @@ from retuned.runtime.tunables.state import (
     SizeClass,
     Tunable,
     capturing,
+    replace_everywhere,
     spec_of,
     timed,
 )
 
 MODULE = "triton.runtime.autotuner"
+SECOND = "vllm.model_executor.layers.mamba.ops.triton_helpers"
+_PAST = "launch_autotuned"
+"""vLLM's launch past the autotuner (0.33), from a cache that lacks the sizes as well."""
 _NEEDED = ("arg_names", "cache", "configs", "keys")
 """Names that ``Autotuner.run`` must use; another Triton is refused."""
 _NUMBERS = ("num_warps", "num_stages", "num_ctas")
@@ -54,11 +58,13 @@ class AutotunerHook:
         self._registry = registry
         self._stock: Run | None = None
         self._ours: Run | None = None
+        self._past: Run | None = None
         self.state = "triton-missing"
 
     def install(self) -> str:
         """Follow autotuners from now on; return ``on`` or a reason code. Idempotent."""
         if self._stock is not None:
+            self._follow_second()
             return self.state
         cls = getattr(sys.modules.get(MODULE), "Autotuner", None)
         stock = cls.__dict__.get("run") if cls is not None else None
@@ -73,11 +79,23 @@ class AutotunerHook:
             return self.state
         self._stock, self._ours = stock, self._wrapper(stock)
         cls.run = self._ours
+        self._follow_second()
         self.state = "on"
         return self.state
 
+    def _follow_second(self) -> None:
+        """Send launches past the autotuner through it, in every module that holds the function."""
+        past = getattr(sys.modules.get(SECOND), _PAST, None)
+        if past is not None and self._past is None:
+            self._past = past
+        if self._past is not None:
+            replace_everywhere(_PAST, self._past, _through_the_autotuner)
+
     def uninstall(self) -> None:
         """Restore the method, unless other code has wrapped it since."""
+        if self._past is not None:
+            replace_everywhere(_PAST, _through_the_autotuner, self._past)
+            self._past = None
         cls = getattr(sys.modules.get(MODULE), "Autotuner", None)
         if cls is not None and self._ours is not None and cls.__dict__.get("run") is self._ours:
             cls.run = self._stock
@@ -102,6 +120,10 @@ class AutotunerHook:
 
         run.__wrapped__ = stock  # type: ignore[attr-defined]
         return run
+
+
+def _through_the_autotuner(kernel: Any, grid: Any, **kwargs: Any) -> None:  # noqa: ANN401 - vLLM's
+    kernel[grid](**kwargs)
 
 
 def _seen(
@@ -134,7 +156,8 @@ def _seen(
         _resolved(tuner, key, tunable, sized)
     if not in_capture and tunable.wants_recipe(sized):
         tunable.record(sized, _recipe(tuner, tunable, named, axes))
-    return (None if config is None else config_of(config)), sized, in_capture
+    chosen = None if config is None else config_of(config, declared=tuner.configs)
+    return chosen, sized, in_capture
 
 
 def _key(tuner: Any, named: Mapping[str, Any]) -> tuple[Any, ...]:  # noqa: ANN401
@@ -168,13 +191,21 @@ _MADE: dict[int, tuple[Config, Any]] = {}
 """Triton's configurations by the identity of their words, which are kept alive with them."""
 
 
-def config_of(words: Config) -> Any:  # noqa: ANN401 - a triton.Config
-    """Return Triton's configuration; the same object for the same words."""
+def config_of(words: Config, *, declared: Sequence[Any] = ()) -> Any:  # noqa: ANN401 - a triton.Config
+    """Return Triton's configuration; the same object for the same words.
+
+    `declared` are the kernel's own configurations: one with the same constants has the hook that
+    must run before the launch, and the code that replaces the kernel's.
+    """
     made = _MADE.get(id(words))
     if made is None:
         if len(_MADE) >= _MOST_MADE:
             _MADE.clear()
         made = _MADE[id(words)] = (words, _config(words))
+        own = next((each for each in declared if each.kwargs == made[1].kwargs), None)
+        for name in ("pre_hook", "ir_override"):
+            if own is not None and getattr(own, name, None) is not None:
+                setattr(made[1], name, getattr(own, name))
     return made[1]
 
 
@@ -196,6 +227,7 @@ def _launch(
     if config.pre_hook is not None:
         named = dict(zip(tuner.arg_names, args, strict=False))
         config.pre_hook({**named, **kwargs, **config.all_kwargs()})
+    tuner.best_config = config  # as `Autotuner.run` sets it; servers read it
     return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
 
 
@@ -217,7 +249,7 @@ def _made(tuner: Any, key: tuple[Any, ...]) -> Tunable:  # noqa: ANN401
         for rule in table.rules:
             for recipe in recipes:
                 if rule.matches(recipe["axes"]):
-                    _compile(tuner, recipe, config_of(rule.config))
+                    _compile(tuner, recipe, config_of(rule.config, declared=tuner.configs))
 
     tunable = Tunable(
         "autotune",

@@ -51,6 +51,8 @@ class GraphSets:
         runner = getattr(worker, "model_runner", None)
         if runner is None:
             return "no-worker"
+        if getattr(runner, "speculator", None) is not None:
+            return "speculative-decoding"  # it captures its own graphs, and only once
         if getattr(runner, "cudagraph_manager", None) is not None:
             manager = runner.cudagraph_manager
             known = all(

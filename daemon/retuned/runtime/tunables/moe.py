@@ -14,9 +14,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from retuned.runtime.schema import Refused
-from retuned.runtime.tunables.attention import replace_everywhere
 from retuned.runtime.tunables.records import Config, digest_of_text
-from retuned.runtime.tunables.state import TIME_EVERY, Registry, SizeClass, Tunable, capturing
+from retuned.runtime.tunables.state import (
+    TIME_EVERY,
+    Registry,
+    SizeClass,
+    Tunable,
+    capturing,
+    replace_everywhere,
+)
 
 MODULE = "vllm.model_executor.layers.fused_moe.fused_moe"
 FUNCTION, KERNEL = "try_get_optimal_moe_config", "fused_moe_kernel"
