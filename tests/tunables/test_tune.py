@@ -73,7 +73,7 @@ def recipe(**changed: Any) -> dict[str, Any]:
         "tunable": "tunable:autotune:_scaled:00000000",
         "family": "autotune",
         "module": "server_kernels",
-        "name": "scaled",
+        "name": "_scaled",
         "axes": {"elements": N},
         "call": {**call, **changed},
     }

@@ -120,7 +120,9 @@ class AutotuneCase:
     def __init__(self, recipe: Mapping[str, Any], *, torch: Any, device: str) -> None:  # noqa: ANN401
         call = recipe["call"]
         module = importlib.import_module(str(recipe["module"]))
-        self._tuner = unwrapped(getattr(module, str(recipe["name"]), None))
+        tuners = [unwrapped(each) for each in list(vars(module).values())]
+        named = [t for t in tuners if t is not None and t.base_fn.__name__ == recipe["name"]]
+        self._tuner = named[0] if named else None
         if self._tuner is None:
             detail = f"{recipe['module']} has no autotuner {recipe['name']}"
             raise Refused("module-missing", detail=detail)

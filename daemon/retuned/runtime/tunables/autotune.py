@@ -34,15 +34,18 @@ _NEEDED = ("arg_names", "cache", "configs", "keys")
 _NUMBERS = ("num_warps", "num_stages", "num_ctas")
 _ATTRIBUTE = "_retuned_tunables"
 _MOST_MADE = 1024
+_MOST_WRAPPERS = 8
 Run = Callable[..., Any]
 
 
 def unwrapped(kernel: Any) -> Any:  # noqa: ANN401 - the server's
     """Return the autotuner of a kernel, which heuristics may wrap; None without one."""
     cls = getattr(sys.modules.get(MODULE), "Autotuner", None)
-    while cls is not None and kernel is not None and not isinstance(kernel, cls):
+    for _ in range(_MOST_WRAPPERS):
+        if cls is None or kernel is None or isinstance(kernel, cls):
+            break
         kernel = getattr(kernel, "fn", None)
-    return kernel if cls is not None else None
+    return kernel if cls is not None and isinstance(kernel, cls) else None
 
 
 class AutotunerHook:
