@@ -154,7 +154,7 @@ class Daemon:
         """Start it."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [str(self._python), "-m", "retuned", "run"],
+                [str(self._python.with_name("retuned")), "run"],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self.environment,
@@ -164,7 +164,7 @@ class Daemon:
     def command(self, *words: str, limit_s: float = 60.0) -> tuple[int, str]:
         """Run ``retuned`` with the daemon's settings; return exit status and output."""
         done = subprocess.run(
-            [str(self._python), "-m", "retuned", *words],
+            [str(self._python.with_name("retuned")), *words],
             env=self.environment,
             capture_output=True,
             text=True,

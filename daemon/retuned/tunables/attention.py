@@ -155,7 +155,7 @@ def lengths_of(
     ]
     if fitting:
         nearest = min(
-            fitting,
+            reversed(fitting),  # of equal ones the latest
             key=lambda each: (
                 abs(len(each["queries"]) - sequences),
                 abs(sum(each["queries"]) - rows),

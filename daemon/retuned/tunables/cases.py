@@ -122,10 +122,10 @@ class AutotuneCase:
         module = importlib.import_module(str(recipe["module"]))
         tuners = [unwrapped(each) for each in list(vars(module).values())]
         named = [t for t in tuners if t is not None and t.base_fn.__name__ == recipe["name"]]
-        self._tuner = named[0] if named else None
-        if self._tuner is None:
+        if not named:
             detail = f"{recipe['module']} has no autotuner {recipe['name']}"
             raise Refused("module-missing", detail=detail)
+        self._tuner: Any = named[0]
         self._torch, self._device = torch, device
         self._arena = Arena(torch, device)
         self._configs = [dict(each) for each in call["configs"]]

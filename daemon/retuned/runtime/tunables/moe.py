@@ -16,6 +16,7 @@ from typing import Any
 from retuned.runtime.schema import Refused
 from retuned.runtime.tunables.records import Config, digest_of_text
 from retuned.runtime.tunables.state import (
+    TIME_AT,
     TIME_EVERY,
     Registry,
     SizeClass,
@@ -233,7 +234,11 @@ class _Timer:
     def begin(self, sized: SizeClass) -> None:
         self._sized = None
         torch = sys.modules.get("torch")
-        if sized.launches % TIME_EVERY != 1 or torch is None or not torch.cuda.is_initialized():
+        if (
+            sized.launches % TIME_EVERY != TIME_AT
+            or torch is None
+            or not torch.cuda.is_initialized()
+        ):
             return
         self._sized, self._launches = sized, 0
         self._first = torch.cuda.Event(enable_timing=True)

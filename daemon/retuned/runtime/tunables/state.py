@@ -20,8 +20,8 @@ MAX_RECIPES = 64
 _MAX_SIZES = 64
 MAX_DATA_BYTES = 1 << 20
 """Values of integer tensors that one recorded launch may hold."""
-TIME_EVERY = 64
-"""One eager launch in so many is timed on the device."""
+TIME_EVERY, TIME_AT = 64, 5
+"""One eager launch in so many is timed on the device; the first ones may compile."""
 _MAX_PENDING = 16
 
 
@@ -231,7 +231,7 @@ def timed(sized: SizeClass, launch: Callable[[], Any], *, in_capture: bool) -> A
     if in_capture:
         sized.captured += 1
         return launch()
-    due = sized.launches % TIME_EVERY == 1 and len(sized.pending) < _MAX_PENDING
+    due = sized.launches % TIME_EVERY == TIME_AT and len(sized.pending) < _MAX_PENDING
     torch = sys.modules.get("torch")
     if not due or torch is None or not torch.cuda.is_initialized():
         return launch()

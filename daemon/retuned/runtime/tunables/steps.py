@@ -78,6 +78,8 @@ class Steps:
         self._last_s = 0.0
         self._recent: deque[dict[str, Any]] = deque(maxlen=_RECENT)
         self._resume: dict[str, threading.Event] = {}
+        self._paused = threading.Lock()
+        """Held by the thread of a pause."""
 
     def after_fork(self) -> None:
         """Start over: no worker of the parent runs in its child."""
@@ -171,7 +173,7 @@ class Steps:
             raise Refused("no-step-hook", detail="the steps of this server are not known")
         if not 0.0 < seconds <= MAX_PAUSE_S or not 0 < len(name) <= 64:
             raise Refused("bad-request", detail=f"a pause has a name and at most {MAX_PAUSE_S} s")
-        if self._resume:
+        if self._paused.locked():
             raise Refused("paused-already", detail="another pause is in force")
         resume, begun = threading.Event(), threading.Event()
         self._resume[name] = resume
@@ -183,12 +185,13 @@ class Steps:
             resume.wait(seconds)
 
         def run() -> None:
-            try:
-                self.at_safe_point(hold)
-            except Refused as error:
-                log.warning("no pause: %s", error)
-            finally:
-                self._resume.pop(name, None)
+            with self._paused:
+                try:
+                    self.at_safe_point(hold)
+                except Refused as error:
+                    log.warning("no pause: %s", error)
+                finally:
+                    self._resume.pop(name, None)
 
         threading.Thread(target=run, name="retuned-pause", daemon=True).start()
         if not begun.wait(WAIT_S):
@@ -196,10 +199,12 @@ class Steps:
         return {"paused": True, "waited_us": round(1e6 * (time.monotonic() - began_s), 1)}
 
     def resume(self, name: str) -> dict[str, Any]:
-        """End a pause; one that has ended is no error."""
+        """End a pause, and wait until launches go on; one that has ended is no error."""
         event = self._resume.get(name)
         if event is not None:
             event.set()
+            if self._paused.acquire(timeout=WAIT_S):
+                self._paused.release()
         return {"resumed": event is not None}
 
     def idle(self) -> bool:
