@@ -44,7 +44,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> type:
             self.inside = False
             return int(scheduler_output.total_num_scheduled_tokens)
 
-    monkeypatch.setitem(sys.modules, MODULE, types.SimpleNamespace(Worker=Worker))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, MODULE, types.SimpleNamespace(Worker=Worker))
     return Worker
 
 
