@@ -36,7 +36,7 @@ Exclusive = Callable[[], AbstractContextManager[None]]
 Recipe = Mapping[str, Any]
 
 
-class Asked(Protocol):
+class Runner(Protocol):
     """A process that answers; `ChildProcess` is one."""
 
     def ask(self, request: Mapping[str, Any], *, limit_s: float) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class ClassResult:
 
 
 def tune_class(
-    child: Asked,
+    child: Runner,
     report: Mapping[str, Any],
     recipe: Recipe,
     *,
@@ -131,7 +131,7 @@ def _with(result: ClassResult, **changed: Any) -> ClassResult:  # noqa: ANN401
 
 
 class _Bench:
-    def __init__(self, child: Asked, case: int, *, exclusive: Exclusive) -> None:
+    def __init__(self, child: Runner, case: int, *, exclusive: Exclusive) -> None:
         self._child, self._case, self._exclusive = child, case, exclusive
         self.in_force_us = 0.0
         self.alive = True
