@@ -151,6 +151,27 @@ def test_named_sizes_are_captured_again_and_exchanged_back(wheel: Wheel) -> None
 
 @VLLM
 @pytest.mark.usefixtures("_played_device")
+def test_a_kept_set_comes_back_beside_requests_and_without_a_capture(wheel: Wheel) -> None:
+    registry, captures = Registry(), [Capture(size=4, axes={})]
+    with manager(wheel) as module:
+        runner = Runner(module, [8, 4, 2], registry)
+        worker, sets = SimpleNamespace(model_runner=runner), GraphSets(registry)
+        runner.in_force = "table"
+        sets.capture(worker, captures, tables="one")
+        sets.restore(worker, [4])
+        captured = len(runner.seen_axes)
+        assert sets.again(captures, tables="another") == []
+        assert sets.again(captures, tables="one") == [4]
+        assert runner.choices == {8: "own", 4: "table", 2: "own"}
+        assert len(runner.seen_axes) == captured
+        assert sets.restore(worker, [4]) == [4]
+        assert runner.choices == {8: "own", 4: "own", 2: "own"}
+        sets.forget()
+        assert sets.again(captures, tables="one") == []
+
+
+@VLLM
+@pytest.mark.usefixtures("_played_device")
 def test_a_capture_that_fails_leaves_the_servers_graphs(wheel: Wheel) -> None:
     registry = Registry()
     with manager(wheel) as module:

@@ -13,8 +13,10 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 from retuned.runtime.schema import Refused
@@ -29,7 +31,16 @@ MONITOR = "vllm.compilation.monitor"
 PARALLEL = "vllm.distributed.parallel_state"
 MIN_FREE_BYTES = 1 << 30
 """Free device memory below which nothing is captured."""
+MAX_KEPT = 64
+"""Second sets of one size that are kept for an exchange without a capture."""
 Graphs = Mapping[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    holder: Any
+    key: Any
+    graph: Any
 
 
 class GraphSets:
@@ -45,6 +56,8 @@ class GraphSets:
         self._registry = registry
         self._own: dict[tuple[int, Any], Any] = {}
         """The server's own graphs that were exchanged, by holder and key."""
+        self._kept: OrderedDict[tuple[str, int], list[_Captured]] = OrderedDict()
+        """Second sets by the tables that they were captured with and by size, oldest first."""
 
     def way(self, worker: Any) -> str:  # noqa: ANN401 - the server's
         """Return ``on`` if graphs can be captured again here, else a reason code."""
@@ -63,10 +76,33 @@ class GraphSets:
             return "on" if sys.modules.get(WRAPPER) is not None else "no-graphs"
         return "runner-unknown"
 
-    def capture(self, worker: Any, captures: Sequence[Capture]) -> list[int]:  # noqa: ANN401
+    def again(self, captures: Sequence[Capture], *, tables: str) -> list[int]:
+        """Put sets in force that were captured with these tables before; return their sizes.
+
+        Runs at a safe point, beside requests too.
+        """
+        done = []
+        for each in captures:
+            kept = self._kept.get((tables, each.size))
+            for captured in kept or ():
+                graphs = _graphs_of(captured.holder)
+                self._own.setdefault((id(captured.holder), captured.key), graphs[captured.key])
+                graphs[captured.key] = captured.graph
+            if kept:
+                done.append(each.size)
+        return done
+
+    def forget(self) -> None:
+        """Free the second sets; none is in force."""
+        if self._kept:
+            synchronize()  # a replay may still run
+            self._kept.clear()
+
+    def capture(self, worker: Any, captures: Sequence[Capture], *, tables: str = "") -> list[int]:  # noqa: ANN401
         """Capture the named sizes again, and put the new graphs in force; return the sizes.
 
-        Runs at a safe point, while the server has no requests.
+        Runs at a safe point, while the server has no requests. `tables` names the tables in force;
+        the sets are kept under that name.
 
         Raises
         ------
@@ -85,7 +121,7 @@ class GraphSets:
         for each in captures:
             self._registry.assumed = dict(each.axes)
             try:
-                if self._capture_one(worker, each.size):
+                if self._capture_one(worker, each.size, tables=tables):
                     done.append(each.size)
             except Exception as error:
                 log.exception("size %d is not captured again; its old graphs stay", each.size)
@@ -109,7 +145,7 @@ class GraphSets:
                     self._own[id(holder), key] = own
         return sorted(found)
 
-    def _capture_one(self, worker: Any, size: int) -> bool:  # noqa: ANN401
+    def _capture_one(self, worker: Any, size: int, *, tables: str) -> bool:  # noqa: ANN401
         runner = worker.model_runner
         holders = _holders(worker)
         before = [dict(_graphs_of(each)) for each in holders]
@@ -124,16 +160,20 @@ class GraphSets:
             for holder, graphs in zip(holders, before, strict=True):
                 _put(holder, graphs)
             raise
-        again = False
+        captured: list[_Captured] = []
         for holder, old, new in zip(holders, before, fresh, strict=True):
             for key, graph in old.items():
                 made = new.get(key)
                 if key.num_tokens == size and made is not None and _is_whole(made):
                     self._own.setdefault((id(holder), key), graph)
                     old[key] = made
-                    again = True
+                    captured.append(_Captured(holder, key, made))
             _put(holder, old)
-        return again
+        if captured:
+            self._kept[tables, size] = captured
+            while len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        return bool(captured)
 
 
 def is_idle(worker: Any) -> bool:  # noqa: ANN401 - the server's

@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,13 @@ from retuned.runtime.tunables.attention import AttentionHook
 from retuned.runtime.tunables.autotune import AutotunerHook
 from retuned.runtime.tunables.graphs import GraphSets
 from retuned.runtime.tunables.moe import MoeHook
-from retuned.runtime.tunables.records import Table, canonical, parse_table
+from retuned.runtime.tunables.records import (
+    Capture,
+    Table,
+    canonical,
+    digest_of_text,
+    parse_table,
+)
 from retuned.runtime.tunables.state import Registry, Tunable
 from retuned.runtime.tunables.steps import Steps
 from retuned.runtime.tuned_files.orders import ChangeOrder, parse_order
@@ -114,10 +120,19 @@ class Tunables:
         """Restore the server's own functions and graphs."""
         if not self._on:
             return
-        worker = self.steps.worker
         sizes = [size for each in self.registry for size in each.captured_sizes]
-        if worker is not None and sizes:
-            self.steps.at_safe_point(lambda w: self._graphs.restore(w, sizes))
+
+        def restore(worker: Any) -> None:  # noqa: ANN401 - the server's
+            for each in self.registry:
+                each.table = None
+            if worker is not None:
+                self._graphs.restore(worker, sizes)
+                self._graphs.forget()
+
+        try:
+            self.steps.at_safe_point(restore)
+        except Refused as error:  # a step that does not end: the process is going down
+            log.error("captured graphs keep their tables: %s", error)
         self.restart()
         for hook in self.hooks:
             hook.uninstall()
@@ -361,7 +376,9 @@ class Tunables:
             tunable.table = table
             if sizes and worker is not None:
                 self._graphs.restore(worker, sizes)
-            tunable.captured_sizes = ()
+                self._recaptured_later(sizes)
+            again = self._graphs.again(table.captures, tables=self._in_force()) if table else []
+            tunable.captured_sizes = tuple(again)
 
         _, held_us = self.steps.at_safe_point(exchange)
         if table is not None:
@@ -369,7 +386,7 @@ class Tunables:
             while len(self._tables) > MAX_HISTORY:
                 self._tables.popitem(last=False)
         tunable.forget_matches()
-        recapture_s = self._capture(tunable) if table is not None and table.captures else 0.0
+        recapture_s = self._capture(tunable)
         ledger.carried_out(order.id, epoch=order.epoch, artifact=None, flip_ns=int(1e3 * held_us))
         result = {
             "outcome": "engaged",
@@ -390,35 +407,40 @@ class Tunables:
 
     def _capture(self, tunable: Tunable) -> float:
         """Capture the table's sizes again if the server is idle; return the seconds."""
-        table = tunable.table
-        if table is None:
+        wanted = [each for each in _captures(tunable) if each.size not in tunable.captured_sizes]
+        if not wanted or self.steps.worker is None:
             return 0.0
         try:
             done, held_us = self.steps.at_safe_point(
-                lambda worker: (
-                    self._graphs.capture(worker, table.captures) if worker is not None else []
-                )
+                lambda worker: self._graphs.capture(worker, wanted, tables=self._in_force())
             )
         except Refused as error:
             log.info("graphs of %s stay as they are: %s", tunable.id, error)
             return 0.0
-        tunable.captured_sizes = tuple(done)
+        tunable.captured_sizes = (*tunable.captured_sizes, *done)
         return held_us / 1e6
+
+    def _recaptured_later(self, sizes: Sequence[int]) -> None:
+        """Note that graphs of these sizes are the server's own again, for every tunable."""
+        for each in self.registry:
+            kept = [size for size in each.captured_sizes if size not in sizes]
+            each.captured_sizes = tuple(kept)
+
+    def _in_force(self) -> str:
+        """Name all tables in force: a captured graph holds the choices of all."""
+        tables = {each.id: each.table.digest for each in self.registry if each.table is not None}
+        return digest_of_text(canonical(tables))
 
     def housekeeping(self) -> None:
         """Capture at an idle moment what a table asks for and graphs do not have yet."""
         for tunable in self.registry:
-            table = tunable.table
-            if table is not None and table.captures and not tunable.captured_sizes:
-                worker = self.steps.worker
-                if worker is not None and self.steps.idle():
-                    self._capture(tunable)
+            if self.steps.idle() and len(tunable.captured_sizes) < len(_captures(tunable)):
+                self._capture(tunable)
 
     def _reach(self, tunable: Tunable) -> str:
         """Return whether graphs still launch what was in force before."""
-        if any(each["captured"] for each in tunable.asked()):
-            table = tunable.table
-            wanted = {each.size for each in table.captures} if table is not None else set()
+        if tunable.table is not None and any(each["captured"] for each in tunable.asked()):
+            wanted = {each.size for each in _captures(tunable)}
             return "all" if wanted and wanted <= set(tunable.captured_sizes) else "needs-recapture"
         return "all"
 
@@ -465,6 +487,10 @@ class Tunables:
         if found is None:
             raise Refused("unknown-tunable", detail=f"no launch of {name:.128} was seen here")
         return found
+
+
+def _captures(tunable: Tunable) -> Sequence[Capture]:
+    return tunable.table.captures if tunable.table is not None else ()
 
 
 def _alike(step: Mapping[str, Any], axes: Mapping[str, int]) -> bool:

@@ -131,7 +131,7 @@ class Tunable:
         key = tuple(bucket(axes[name]) for name in self.axes)
         found = self._classes.get(key)
         if found is None:
-            if len(self._classes) >= MAX_CLASSES:
+            if len(self._classes) >= MAX_CLASSES - 1:
                 key = tuple(0 for _ in self.axes)
             found = self._classes.setdefault(key, SizeClass(dict(zip(self.axes, key, strict=True))))
         return found

@@ -8,6 +8,7 @@ has no such moment: there an exchange is one assignment, and the next launch see
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import sys
@@ -155,7 +156,7 @@ class Steps:
             elif time.monotonic() > deadline_s and action.withdraw():
                 detail = f"no step of the server began or ended within {wait_s:.0f} s"
                 raise Refused("no-safe-point", detail=detail)
-        if action in self._pending:
+        with contextlib.suppress(ValueError):  # a step has taken it
             self._pending.remove(action)
         if action.error is not None:
             raise action.error

@@ -1,0 +1,277 @@
+"""Tables and orders without a kernel: what is parsed, refused, captured and put back."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.expect import raises_code
+
+from retuned.runtime.artifacts.trust import Trust
+from retuned.runtime.core.epochs import Fence
+from retuned.runtime.schema import Refused
+from retuned.runtime.tunables.records import Capture, bucket, canonical, parse_table
+from retuned.runtime.tunables.service import Tunables
+from retuned.runtime.tunables.state import MAX_CLASSES, Tunable
+
+SOURCE = "sha256:" + "1" * 64
+
+
+def table(name: str, *, captures: Sequence[int] = (), **changed: Any) -> str:
+    body: dict[str, Any] = {
+        "format": "table",
+        "tunable": name,
+        "family": "played",
+        "source": SOURCE,
+        "rules": [{"when": {"rows": [1, 64]}, "config": {"tile": 32}}],
+        "captures": [{"size": size, "axes": {"longest": 8192}} for size in captures],
+        "before": None,
+    }
+    return canonical({**body, **changed})
+
+
+def tunable(kernel: str = "k") -> Tunable:
+    return Tunable(
+        "played",
+        kernel=kernel,
+        module="m",
+        source=SOURCE,
+        geometry={},
+        axes=("rows",),
+        space={},
+        check=lambda _: None,
+    )
+
+
+@given(st.integers(1, 2**40))
+def test_a_size_lies_in_its_own_class(size: int) -> None:
+    assert bucket(size) // 2 < size <= bucket(size)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"rules": [{"when": {"rows": [2, 1]}, "config": {"a": 1}}]},
+        {"rules": [{"when": {"rows": [1]}, "config": {"a": 1}}]},
+        {"rules": [{"when": {"rows": [1, True]}, "config": {"a": 1}}]},
+        {"rules": [{"when": {"Rows!": [1, 2]}, "config": {"a": 1}}]},
+        {"rules": [{"when": {}, "config": {}}]},
+        {"rules": [{"when": {}}]},
+        {"rules": [{"when": {}, "config": {"a": 1}}] * 65},
+        {"captures": [{"size": 0}]},
+        {"captures": [{"size": 4, "axes": {"longest": -1}}]},
+        {"format": "moe-vllm"},
+        {"before": "sha256:short"},
+        {"family": ""},
+        {"unknown": 1},
+    ],
+)
+def test_a_table_that_is_not_understood_is_refused(changed: dict[str, Any]) -> None:
+    text = table("t", **changed)
+    with raises_code(Refused, "table-invalid"):
+        parse_table(json.loads(text), text=text)
+
+
+def test_a_long_table_is_refused() -> None:
+    text = table("t", family="f" * 40_000)
+    with raises_code(Refused, "table-invalid"):
+        parse_table(json.loads(text), text=text)
+
+
+def test_the_first_rule_that_matches_decides() -> None:
+    rules = [
+        {"when": {"rows": [1, 8], "decode": [1, 1]}, "config": {"a": 1}},
+        {"when": {"rows": [1, 64]}, "config": {"a": 2}},
+    ]
+    text = table("t", rules=rules)
+    parsed = parse_table(json.loads(text), text=text)
+    assert parsed.choose({"rows": 4, "decode": 1}) == {"a": 1}
+    assert parsed.choose({"rows": 4, "decode": 0}) == {"a": 2}
+    assert parsed.choose({"rows": 65, "decode": 1}) is None
+    assert parsed.choose({"decode": 1}) is None
+
+
+def test_size_classes_are_bounded() -> None:
+    made = Tunable(
+        "played", kernel="k", module="m", source=SOURCE, geometry={}, axes=("rows", "longest"),
+        space={}, check=lambda _: None,
+    )  # fmt: skip
+    for rows in range(40):
+        for longest in range(40):
+            axes = {"rows": 2**rows, "longest": 2**longest}
+            made.choose(axes, made.sized(axes))
+    asked = made.asked()
+    assert len(asked) <= MAX_CLASSES
+    assert sum(each["launches"] for each in asked) == 1600
+
+
+class Graphs:
+    """Graph sets that note what they are asked."""
+
+    def __init__(self) -> None:
+        self.busy = False
+        self.kept: set[tuple[str, int]] = set()
+        self.log: list[tuple[str, tuple[int, ...]]] = []
+
+    def way(self, _: object) -> str:
+        return "on"
+
+    def again(self, captures: Sequence[Capture], *, tables: str) -> list[int]:
+        return [each.size for each in captures if (tables, each.size) in self.kept]
+
+    def capture(self, _: object, captures: Sequence[Capture], *, tables: str) -> list[int]:
+        if self.busy:
+            raise Refused("server-busy", detail="requests are under way")
+        sizes = [each.size for each in captures]
+        self.kept |= {(tables, size) for size in sizes}
+        self.log.append(("capture", tuple(sizes)))
+        return sizes
+
+    def restore(self, _: object, sizes: Sequence[int]) -> list[int]:
+        self.log.append(("restore", tuple(sizes)))
+        return list(sizes)
+
+    def forget(self) -> None:
+        self.log.append(("forget", ()))
+
+
+class World:
+    """A service with two tunables that graphs have captured."""
+
+    def __init__(self) -> None:
+        fence = Fence()
+        self.service = Tunables(trust=Trust(), fence=lambda: fence)
+        self.service.turn_on(lambda: None)
+        self.graphs = Graphs()
+        self.service._graphs = self.graphs  # type: ignore[assignment]
+        self.service.steps.worker = types.SimpleNamespace()
+        self.epoch = 0
+        self.ids = []
+        for kernel in ("k", "l"):
+            made = self.service.registry.add(tunable(kernel))
+            assert made is not None
+            made.sized({"rows": 16}).captured = 1
+            self.ids.append(made.id)
+
+    def order(self, text: str, **changed: Any) -> dict[str, Any]:
+        self.epoch += 1
+        body = {
+            "id": f"o{self.epoch}",
+            "kind": "swap",
+            "definition": json.loads(text)["tunable"],
+            "target": "chat",
+            "epoch": self.epoch,
+            "change": text,
+            "artifact": "sha256:" + "a" * 64,
+        }
+        return {"order": {**body, **changed}}
+
+    def swap(self, text: str) -> dict[str, Any]:
+        request = self.order(text)
+        self.service.prepare(request)
+        return {**self.service.commit(request), "request": request["order"]}
+
+    def back(self, swapped: dict[str, Any]) -> dict[str, Any]:
+        was = swapped["request"]
+        request = self.order(was["change"], kind="rollback", undoes=was["id"], artifact="")
+        return self.service.rollback(request)
+
+    def report(self, name: str) -> dict[str, Any]:
+        return next(t for t in self.service.state({})["tunables"] if t["id"] == name)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_named_sizes_are_captured_with_the_table_and_put_back(world: World) -> None:
+    name = world.ids[0]
+    result = world.swap(table(name, captures=[16, 8]))
+    assert (result["captured"], result["reach"]) == ([16, 8], "all")
+    assert world.back(result)["reach"] == "all"
+    assert world.report(name)["table"] is None
+    assert world.graphs.log == [("capture", (16, 8)), ("restore", (16, 8))]
+
+
+def test_a_table_that_names_no_size_does_not_reach_graphs(world: World) -> None:
+    assert world.swap(table(world.ids[0]))["reach"] == "needs-recapture"
+
+
+def test_a_busy_server_is_captured_at_its_next_idle_moment(world: World) -> None:
+    name = world.ids[0]
+    world.graphs.busy = True
+    result = world.swap(table(name, captures=[16]))
+    assert (result["captured"], result["reach"]) == ([], "needs-recapture")
+    world.graphs.busy = False
+    world.service.housekeeping()
+    assert world.report(name)["table"]["captured"] == [16]
+
+
+def test_a_kept_set_needs_no_second_capture(world: World) -> None:
+    text = table(world.ids[0], captures=[16])
+    world.back(world.swap(text))
+    world.graphs.busy = True
+    assert world.swap(text)["captured"] == [16]
+
+
+def test_a_rollback_of_one_table_recaptures_what_another_shares(world: World) -> None:
+    first, second = world.ids
+    world.swap(table(first, captures=[16]))
+    swapped = world.swap(table(second, captures=[16]))
+    world.back(swapped)
+    assert world.report(first)["table"]["captured"] == []
+    world.service.housekeeping()
+    assert world.report(first)["table"]["captured"] == [16]
+
+
+def test_leaving_restores_graphs_and_frees_the_second_sets(world: World) -> None:
+    world.swap(table(world.ids[0], captures=[16]))
+    world.service.close()
+    assert world.graphs.log[-2:] == [("restore", (16,)), ("forget", ())]
+
+
+def test_a_former_daemon_is_refused(world: World) -> None:
+    text = table(world.ids[0])
+    world.service.prepare({**world.order(text), "term": 5})
+    with raises_code(Refused, "former-daemon"):
+        world.service.prepare({**world.order(text), "term": 4})
+
+
+def test_an_order_names_its_tunable_twice(world: World) -> None:
+    with raises_code(Refused, "order-invalid"):
+        world.service.prepare(world.order(table(world.ids[0]), definition=world.ids[1]))
+
+
+def test_a_compiler_that_fails_ends_the_preparation(world: World) -> None:
+    def fails(_: object) -> None:
+        raise RuntimeError("ptxas died")
+
+    found = world.service.registry.find(world.ids[0])
+    assert found is not None
+    found.warm = fails
+    with raises_code(Refused, "compile-failed"):
+        world.service.prepare(world.order(table(world.ids[0])))
+    assert world.report(world.ids[0])["table"] is None
+
+
+def test_nothing_is_accepted_before_the_runtime_turned_it_on() -> None:
+    service = Tunables(trust=Trust(), fence=Fence)
+    assert service.state({})["on"] is False
+    with raises_code(Refused, "tunables-off"):
+        service.pause({"id": "p", "seconds": 0.1})
+
+
+def test_no_secret_is_reported(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "hidden")
+    monkeypatch.setenv("VLLM_CACHE_ROOT", "/cache")
+    variables = world.service.state({})["environment"]["variables"]
+    assert "VLLM_API_KEY" not in variables
+    assert variables["VLLM_CACHE_ROOT"] == "/cache"
+    assert world.service.state({})["environment"]["executable"] == sys.executable
