@@ -1,0 +1,398 @@
+"""Experiments on tunables: a bench whose lab is the server's own Python environment.
+
+One experiment searches every size class of a tunable and judges the table that follows as one
+candidate: in several fresh processes, on fresh inputs, against what the server launches, beside a
+clone of it. The judge and the evidence are those of every experiment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from retuned.contract import (
+    Digest,
+    Environment,
+    Language,
+    Solution,
+    SourceFile,
+    TrustClass,
+    digest_of,
+)
+from retuned.errors import CandidateError, TemporaryError
+from retuned.lab.evidence import final_timing, gather, keep, p_value, raw_of
+from retuned.lab.examiner import Timed
+from retuned.lab.statistics import ShapeSamples
+from retuned.ports import Clock, Finding
+from retuned.runtime.tunables.records import canonical
+from retuned.stages.experiment import ExperimentPlan, Turn, TurnOutcome
+from retuned.stages.verdict import (
+    Check,
+    EvidenceDocument,
+    Isolation,
+    JudgeSettings,
+    Reason,
+    SeedCommitment,
+    freeze_of,
+    judge,
+    raw_digest,
+)
+from retuned.tunables.process import ChildProcess
+from retuned.tunables.tune import MAX_ERROR, MAX_WORST, ClassResult, rules_of, tune_class
+
+log = logging.getLogger(__name__)
+
+STRUCTURE = "table"
+_FILE = "table.json"
+_RETRY_S = 5.0
+_ASK_S = 90.0
+_BLOCKS, _PAIRS = 2, 3
+"""Blocks of a size class in one process, and pairs of one block."""
+_REASONS: Mapping[str, Reason] = {
+    "compile-failed": Reason.COMPILE_FAILED,
+    "out-of-resources": Reason.OVER_LIMIT,
+    "device-memory": Reason.OUT_OF_MEMORY,
+    "hangs": Reason.TIMED_OUT,
+    "wrote-outside": Reason.OUT_OF_BOUNDS,
+    "wrong-result": Reason.WRONG_OUTPUT,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunableTask:
+    """What an experiment on a tunable needs from the server."""
+
+    report: Mapping[str, Any] = field(hash=False)
+    """The tunable, as the runtime reports it."""
+    recipes: Sequence[Mapping[str, Any]] = field(hash=False)
+    """Described launches, one for each size class."""
+    environment: Mapping[str, Any] = field(hash=False)
+    """Interpreter, paths and variables of the server."""
+    measured_in: Environment = field(hash=False)
+    """Environment that the evidence names: the server's."""
+    incumbent: Solution = field(hash=False)
+    device: str = ""
+    """Value of ``CUDA_VISIBLE_DEVICES``; empty without a GPU."""
+    exclusive: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Entered around each slice of timing: a pause of the server if it shares its GPU."""
+
+
+def variant_of(
+    definition: str, rules: Sequence[Mapping[str, Any]], *, author: str, **about: object
+) -> Solution:
+    """Return a table as a variant; the same rules give the same digest.
+
+    `about` names what the server chose besides, for an incumbent.
+    """
+    text = canonical({"rules": list(rules), **about})
+    return Solution(
+        name=f"{definition}.table"[:128],
+        definition=definition,
+        language=Language.LIBRARY,
+        entry="table",
+        sources=(SourceFile(path=_FILE, content=text),),
+        structure=STRUCTURE,
+        trust=TrustClass.PARAMETERS,
+        author=author,
+    )
+
+
+def rules_in(solution: Solution) -> list[dict[str, Any]]:
+    """Return the rules of a variant that `variant_of` made."""
+    found: list[dict[str, Any]] = json.loads(solution.sources[0].content)["rules"]
+    return found
+
+
+class TunableLab:
+    """A `Bench` for plans about tunables.
+
+    Parameters
+    ----------
+    task_of
+        Reads what a plan needs from the server; raises a `RetunedError` if it does not answer.
+    folder
+        For evidence, built tables and compiler caches.
+    processes
+        Fresh processes that measure a table; each counts once, and the judge's bound needs eight.
+    """
+
+    def __init__(
+        self,
+        task_of: Callable[[ExperimentPlan], TunableTask],
+        folder: Path,
+        *,
+        clock: Clock,
+        processes: int = 8,
+    ) -> None:
+        self._task_of, self._folder, self._clock = task_of, folder, clock
+        self._processes = processes
+        self._turns: dict[str, list[Turn]] = {}
+        self._stopped = threading.Event()
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
+        """Yield the finding on the table; nothing where no size class has a clear gain."""
+        if known:  # the table was judged before an interruption
+            return
+        begin_s = time.monotonic()
+        task = self._task_of(plan)
+        results = self._searched(plan, task, deadline_s=begin_s + plan.budget.max_seconds)
+        rules = rules_of(results)
+        if not rules:
+            return
+        candidate = variant_of(plan.definition, rules, author="search")
+        frozen_at = self._clock.now()
+        timed = self._measured(plan, task, results)
+        settings = JudgeSettings(buckets=plan.buckets)
+        timing = None
+        if timed.passed:
+            timing = final_timing(
+                timed,
+                workloads=plan.workloads,
+                floor=lambda _: 0.0,
+                adjusted_p=p_value(timed, settings),
+                finalists=1,
+                settings=settings,
+            )
+        evidence = gather(
+            candidate.digest, plan.incumbent, checks=timed.checks, finalist=True, timing=timing
+        )
+        final = raw_of(timed, plan.workloads)
+        evidence = evidence.model_copy(update={"raw": raw_digest(None, final)})
+        verdict = judge(evidence, settings)
+        document = EvidenceDocument(
+            plan=plan.id,
+            definition=plan.definition,
+            candidate=candidate.digest,
+            incumbent=plan.incumbent,
+            environment=task.measured_in,
+            freeze=freeze_of(candidate, plan=plan.id, frozen_at=frozen_at),
+            isolation=_ISOLATION,
+            seeds=(_commitment(timed),),
+            tried=max(1, sum(len(each.trials) for each in results)),
+            settings=settings,
+            evidence=evidence,
+            verdict=verdict,
+            final=final,
+            written_at=self._clock.now(),
+        )
+        kept = verdict.model_copy(update={"evidence": keep(self._folder, document)})
+        yield Finding(
+            solution=candidate,
+            verdict=kept,
+            seconds=time.monotonic() - begin_s,
+            definition=digest_of([plan.definition, task.report["source"]]),
+        )
+
+    def build(self, solution: Solution) -> Path:
+        """Return a folder with the table's rules."""
+        folder = self._folder / "tables" / solution.digest.removeprefix("sha256:")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _FILE).write_text(solution.sources[0].content, "utf-8")
+        return folder
+
+    def evidence(self, digest: Digest) -> bytes | None:
+        """Return evidence by its digest; None if it is not here."""
+        path = self._folder / "evidence" / f"{digest.removeprefix('sha256:')}.json"
+        return path.read_bytes() if path.exists() else None
+
+    def turns(self, plan: str) -> Sequence[Turn]:
+        """Return one turn for each size class that was searched."""
+        return tuple(self._turns.get(plan, ()))
+
+    def stop(self) -> None:
+        """End the run at the next size class or process, and refuse new ones."""
+        self._stopped.set()
+
+    def _check_stopped(self) -> None:
+        if self._stopped.is_set():
+            raise TemporaryError("the experiment was stopped", delay_s=_RETRY_S)
+
+    def _child(self, task: TunableTask) -> ChildProcess:
+        self._check_stopped()
+        folder = self._folder / "child"
+        return ChildProcess(task.environment, device=task.device, folder=folder)
+
+    def _searched(
+        self, plan: ExperimentPlan, task: TunableTask, *, deadline_s: float
+    ) -> list[ClassResult]:
+        """Search each size class of the plan; a class without a recipe has its reason."""
+        recipes = {canonical(each["axes"]): each for each in task.recipes}
+        results: list[ClassResult] = []
+        turns = self._turns[plan.id] = []
+        child: ChildProcess | None = None
+        try:
+            for workload in plan.workloads:
+                recipe = recipes.get(canonical(dict(workload.axes)))
+                if recipe is None:
+                    result = ClassResult(
+                        axes=dict(workload.axes), in_force_us=0.0, reason="not-described"
+                    )
+                else:
+                    if child is None or not child.alive:
+                        child = self._child(task).__enter__()
+                    self._check_stopped()
+                    result = tune_class(
+                        child, task.report, recipe, exclusive=task.exclusive, deadline_s=deadline_s
+                    )
+                results.append(result)
+                turns.append(_turn(len(turns) + 1, result))
+                log.info("%s: %s", plan.definition, turns[-1].because)
+        finally:
+            if child is not None:
+                child.close()
+        return results
+
+    def _measured(
+        self, plan: ExperimentPlan, task: TunableTask, results: Sequence[ClassResult]
+    ) -> Timed:
+        """Measure the table at all size classes of the plan, in fresh processes."""
+        recipes = {canonical(each["axes"]): each for each in task.recipes}
+        secret = secrets.token_bytes(32)
+        rows = [_Rows() for _ in results]
+        checks = [Check(gate="G0"), Check(gate="G1"), Check(gate="G2")]
+        worst = 0.0
+        for process in range(self._processes):
+            with self._child(task) as child:
+                for index, result in enumerate(results):
+                    recipe = recipes.get(canonical(dict(result.axes)))
+                    if recipe is None:
+                        detail = f"no launch of {dict(result.axes)} was described"
+                        failed = Check(gate="G3", reason=Reason.HARNESS_FAILED, detail=detail)
+                        return Timed(checks=(*checks, failed))
+                    seed = _seed(secret, process, index)
+                    try:
+                        case = child.ask({"op": "open", "recipe": recipe}, limit_s=_ASK_S)["case"]
+                        error = _checked(child, case, result.best, seed=seed)
+                        worst = max(worst, error)
+                        rows[index].add(
+                            child, case, result.best, process=process, seed=seed, task=task
+                        )
+                        child.ask({"op": "close", "case": case}, limit_s=_ASK_S)
+                    except CandidateError as failure:
+                        return Timed(checks=(*checks, _failed(failure)))
+        detail = f"{self._processes} processes, largest distance {worst:.2e}"
+        checks += [Check(gate="G3"), Check(gate="G4", detail=detail, error_ratio=worst)]
+        checks += [Check(gate="G5"), Check(gate="G6", detail=detail)]
+        weights = [each.weight for each in plan.workloads]
+        return Timed(
+            checks=tuple(checks),
+            samples=tuple(r.samples(w) for r, w in zip(rows, weights, strict=True)),
+            clones=tuple(r.clones(w) for r, w in zip(rows, weights, strict=True)),
+            shapes=tuple(range(len(rows))),
+            processes=self._processes,
+            commitment="sha256:" + hashlib.sha256(secret).hexdigest(),
+        )
+
+
+_ISOLATION = Isolation(
+    system_calls_filtered=False,
+    memory_check="guard zones of a fixed pattern around every tensor",
+    missing=(
+        "a tunable runs the server's own kernels with other launch parameters; its process is "
+        "not confined further than the server",
+    ),
+)
+
+
+def _seed(secret: bytes, process: int, index: int) -> int:
+    text = hashlib.sha256(secret + f"{process}/{index}".encode()).digest()
+    return int.from_bytes(text[:4], "big") % (2**31)
+
+
+def _commitment(timed: Timed) -> SeedCommitment:
+    commitment = timed.commitment or "sha256:" + "0" * 64
+    return SeedCommitment(purpose="hold-out", commitment=commitment, after_freeze=True)
+
+
+def _failed(error: CandidateError) -> Check:
+    reason = _REASONS.get(error.reason, Reason.CRASHED)
+    gate = {"wrong-result": "G4", "compile-failed": "G1"}.get(error.reason, "G3")
+    return Check(gate=gate, reason=reason, detail=error.detail[:500])
+
+
+def _checked(
+    child: ChildProcess, case: int, config: Mapping[str, Any] | None, *, seed: int
+) -> float:
+    said = child.ask({"op": "check", "case": case, "config": config, "seed": seed}, limit_s=_ASK_S)
+    if not said["intact"]:
+        raise CandidateError("wrote-outside", detail="a guard zone was overwritten")
+    error = float(said["error"])
+    if not error <= max(MAX_ERROR, 4.0 * float(said["spread"])) or said["worst"] > MAX_WORST:
+        raise CandidateError("wrong-result", detail=f"outputs differ by {error:.2e}")
+    return error
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Pairs of one size class over all processes."""
+
+    times: list[tuple[float, float, float]] = field(default_factory=list)
+    """Incumbent, clone and candidate of one round, microseconds."""
+    blocks: list[int] = field(default_factory=list)
+    processes: list[int] = field(default_factory=list)
+
+    def add(
+        self,
+        child: ChildProcess,
+        case: int,
+        config: Mapping[str, Any] | None,
+        *,
+        process: int,
+        seed: int,
+        task: TunableTask,
+    ) -> None:
+        """Time some blocks in one process; all three run in random order in each round."""
+        request = {"op": "pairs", "case": case, "configs": [None, None, config], "pairs": _PAIRS}
+        child.ask({**request, "pairs": 1, "seed": seed}, limit_s=_ASK_S)  # compiles
+        for _ in range(_BLOCKS):
+            with task.exclusive():
+                said = child.ask({**request, "seed": seed}, limit_s=_ASK_S)
+            for row in said["pairs"]:
+                self.times.append((float(row[0]), float(row[1]), float(row[2])))
+                self.blocks.append(len(self.processes))
+            self.processes.append(process)
+
+    def samples(self, weight: float) -> ShapeSamples:
+        return self._paired(weight, 2)
+
+    def clones(self, weight: float) -> ShapeSamples:
+        return self._paired(weight, 1)
+
+    def _paired(self, weight: float, column: int) -> ShapeSamples:
+        times = np.array(self.times)
+        return ShapeSamples(
+            weight=weight,
+            incumbent_us=times[:, 0],
+            candidate_us=times[:, column],
+            block=np.array(self.blocks, dtype=np.int64),
+            process=np.array(self.processes, dtype=np.int64),
+        )
+
+
+def _turn(number: int, result: ClassResult) -> Turn:
+    good = [each for each in result.trials if each.us < math.inf]
+    where = ", ".join(f"{name} {value}" for name, value in result.axes.items())
+    found = result.reason or f"{result.in_force_us:.1f} to {result.best_us:.1f} us"
+    return Turn(
+        number=number,
+        generator="search",
+        because=f"{where}: {len(result.trials)} of {result.space} configurations, {found}",
+        outcome=TurnOutcome.TRIED,
+        tried=len(result.trials),
+        correct=len(good),
+        gain_ratio=max(1.0, result.low if result.best is not None else 1.0),
+        seconds=result.seconds,
+    )
