@@ -14,6 +14,7 @@ from tests.servers.sources import running
 from tests.servers.wheels import Wheel, unpacked, versions
 
 from retuned.runtime.schema import Refused
+from retuned.runtime.tunables import graphs
 from retuned.runtime.tunables.graphs import WRAPPER, GraphSets
 from retuned.runtime.tunables.records import Capture
 from retuned.runtime.tunables.state import Registry
@@ -222,3 +223,20 @@ def test_a_manager_with_another_name_is_refused(wheel: Wheel) -> None:
             GraphSets(Registry()).capture(worker, [Capture(size=8, axes={})])
         assert refused.value.reason == "runner-unknown"
         assert runner.choices == {8: "own"}
+
+
+@VLLM
+@pytest.mark.usefixtures("_played_device")
+def test_several_ranks_and_a_speculator_are_refused(
+    wheel: Wheel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks would have to capture together; a speculator captures its own graphs only once."""
+    with manager(wheel) as module:
+        runner = Runner(module, [4], Registry())
+        worker, sets = SimpleNamespace(model_runner=runner), GraphSets(Registry())
+        monkeypatch.setattr(graphs, "ranks", lambda: {"world_size": 2})
+        assert sets.way(worker) == "several-ranks"
+        monkeypatch.setattr(graphs, "ranks", lambda: {"world_size": 1})
+        assert sets.way(worker) == "on"
+        vars(runner)["speculator"] = object()
+        assert sets.way(worker) == "speculative-decoding"

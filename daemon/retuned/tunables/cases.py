@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from retuned.runtime.schema import Refused
 from retuned.runtime.tunables.autotune import config_of, unwrapped
+from retuned.runtime.tunables.autotune import dtype_of as named_dtype
 
 GUARD_BYTES = 4096
 """Bytes of a fixed pattern on each side of a tensor."""
@@ -142,7 +143,7 @@ class AutotuneCase:
         if "value" in spec:
             return spec["value"]
         if "dtype" in spec:
-            return _triton_dtype(str(spec["dtype"]), self._torch)
+            return named_dtype(str(spec["dtype"]))
         if "tensor" not in spec:
             detail = f"argument {name} is a {spec.get('unsupported')}"
             raise Refused("inputs-unsupported", detail=detail)
@@ -196,13 +197,6 @@ class AutotuneCase:
 
     def intact(self) -> bool:
         return self._arena.intact()
-
-
-def _triton_dtype(name: str, torch: Any) -> Any:  # noqa: ANN401
-    language = importlib.import_module("triton.language")
-    spelled = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}
-    found = getattr(language, spelled.get(name, name), None)
-    return found if found is not None else dtype_of(torch, name)
 
 
 Build = Callable[..., Case]

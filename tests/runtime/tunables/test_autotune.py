@@ -128,7 +128,7 @@ def test_a_choice_that_was_made_once_is_reported_with_the_sizes_that_it_serves(
 
 def test_a_table_changes_the_sizes_that_it_names_and_comes_back(tunables: Tunables) -> None:
     kernel = tuner(frozen=0)
-    launch(kernel, 60)
+    assert (launch(kernel, 60), launch(kernel, 1000)) == (16.0, 16.0)
     result = swap(tunables, table(only(tunables), 64, low=512))
     assert (result["outcome"], result["reach"]) == ("engaged", "all")
     assert (launch(kernel, 60), launch(kernel, 1000)) == (16.0, 64.0)
@@ -175,6 +175,30 @@ def test_a_table_that_does_not_fit_is_refused_and_changes_nothing(
     with raises_code(Refused, code):
         tunables.prepare(order(text))
     assert launch(kernel, 60) == 16.0
+
+
+def test_a_table_is_refused_and_reported_lost_where_other_code_took_the_hooks_place(
+    tunables: Tunables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = tuner(frozen=0)
+    launch(kernel, 60)
+    text = table(only(tunables), 64)
+    swap(tunables, text)
+    monkeypatch.setattr(triton.runtime.Autotuner, "run", lambda *_, **__: None)
+    assert only(tunables)["table"]["state"] == "lost"
+    (report,) = tunables.state({})["files"]
+    assert (report["state"], report["reason"]) == ("lost", "hook-replaced")
+
+
+@pytest.mark.parametrize("number", [{"num_warps": 3}, {"num_warps": "x"}, {"num_stages": 0}])
+def test_numbers_that_triton_does_not_take_are_refused(
+    tunables: Tunables, number: dict[str, Any]
+) -> None:
+    launch(tuner(frozen=0), 60)
+    body = json.loads(table(only(tunables), 64))
+    body["rules"][0]["config"] |= number
+    with raises_code(Refused, "config-unknown"):
+        tunables.prepare(order(canonical(body)))
 
 
 def test_a_commit_needs_its_preparation_and_a_later_epoch(tunables: Tunables) -> None:

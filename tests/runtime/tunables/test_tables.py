@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -140,6 +140,9 @@ class Graphs:
     def forget(self) -> None:
         self.log.append(("forget", ()))
 
+    def after_fork(self) -> None:
+        self.log.append(("left", ()))
+
 
 class World:
     """A service with two tunables that graphs have captured."""
@@ -187,8 +190,10 @@ class World:
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.service.close()
 
 
 def test_named_sizes_are_captured_with_the_table_and_put_back(world: World) -> None:
@@ -235,6 +240,35 @@ def test_leaving_restores_graphs_and_frees_the_second_sets(world: World) -> None
     world.swap(table(world.ids[0], captures=[16]))
     world.service.close()
     assert world.graphs.log[-2:] == [("restore", (16,)), ("forget", ())]
+
+
+@pytest.mark.parametrize(
+    ("when", "code"),
+    [({"tokens": [1, 9]}, "axis-unknown"), ({"rows": [17, 99]}, "rule-without-launch")],
+)
+def test_a_rule_that_no_launch_matches_is_refused(
+    world: World, when: dict[str, Any], code: str
+) -> None:
+    text = table(world.ids[0], rules=[{"when": when, "config": {"tile": 1}}])
+    with raises_code(Refused, code):
+        world.service.prepare(world.order(text))
+
+
+def test_a_fork_leaves_counts_tables_and_graphs_behind(world: World) -> None:
+    world.swap(table(world.ids[0], captures=[16]))
+    world.service.after_fork()
+    report = world.report(world.ids[0])
+    assert (report["table"], report["asked"]) == (None, [])
+    assert world.graphs.log[-1] == ("left", ())
+
+
+def test_nothing_is_exchanged_before_the_first_step(world: World) -> None:
+    request = world.order(table(world.ids[0]))
+    world.service.prepare(request)
+    world.service.steps.worker, world.service.steps.state = None, "on"
+    with raises_code(Refused, "no-safe-point"):
+        world.service.commit(request)
+    world.service.steps.state = "vllm-missing"
 
 
 def test_a_former_daemon_is_refused(world: World) -> None:

@@ -110,6 +110,13 @@ class AttentionHook:
         if self._stock is not None:
             replace_everywhere(FUNCTION, self._stock, self._ours)
 
+    def in_place(self) -> bool:
+        """Whether launches still pass through the stand-ins."""
+        module = sys.modules.get(MODULE)
+        kernels = (getattr(module, name, None) for name in self._kernels)
+        whole = getattr(module, FUNCTION, None) is self._ours and self._ours is not None
+        return whole and all(isinstance(each, _StandIn) for each in kernels)
+
     def uninstall(self) -> None:
         """Restore the function and the kernels."""
         if self._stock is None:
@@ -154,6 +161,8 @@ class AttentionHook:
     ) -> tuple[Config | None, _Form, SizeClass, bool] | None:
         q, k = given["q"], given["k"]
         if given.get("kv_quant_mode") == _INT4:  # another kernel, with the same reduction
+            return None
+        if given.get("use_td"):  # tensor descriptors (Intel) bind the tile to the block
             return None
         key = (
             *(q.shape[1], q.shape[2], k.shape[1], k.shape[2], q.dtype, k.dtype),

@@ -35,6 +35,10 @@ _NUMBERS = ("num_warps", "num_stages", "num_ctas")
 _ATTRIBUTE = "_retuned_tunables"
 _MOST_MADE = 1024
 _MOST_WRAPPERS = 8
+_MOST_KEYS = 32
+"""Keys of one kernel that are followed, so that it leaves room for others."""
+_WARPS, _STAGES, _CTAS = (1, 2, 4, 8, 16, 32), range(1, 11), (1, 2, 4, 8, 16)
+_LEGAL = {"num_warps": _WARPS, "num_stages": _STAGES, "num_ctas": _CTAS}
 Run = Callable[..., Any]
 
 
@@ -94,6 +98,11 @@ class AutotunerHook:
         if self._past is not None:
             replace_everywhere(_PAST, self._past, _through_the_autotuner)
 
+    def in_place(self) -> bool:
+        """Whether launches still pass through the hook."""
+        cls = getattr(sys.modules.get(MODULE), "Autotuner", None)
+        return cls is not None and cls.__dict__.get("run") is self._ours
+
     def uninstall(self) -> None:
         """Restore the method, unless other code has wrapped it since."""
         if self._past is not None:
@@ -147,6 +156,8 @@ def _seen(
     try:
         tunable = known[key]
     except KeyError:
+        if len(known) >= _MOST_KEYS:
+            return None
         tunable = known[key] = registry.add(_made(tuner, key))
     if tunable is None:
         return None
@@ -246,13 +257,20 @@ def _made(tuner: Any, key: tuple[Any, ...]) -> Tunable:  # noqa: ANN401
         if not any(config.get("kwargs") == each["kwargs"] for each in configs):
             detail = "its constants are not those of a configuration that the kernel declares"
             raise Refused("config-unknown", detail=detail)
+        numbers = ((config.get(name), fit) for name, fit in _LEGAL.items())
+        if not all(type(value) is int and value in fit for value, fit in numbers):
+            detail = "warps, stages or blocks of a cluster are not numbers that Triton takes"
+            raise Refused("config-unknown", detail=detail)
 
     def warm(table: Table) -> None:
         recipes = list(tunable.recipes.values())
         for rule in table.rules:
-            for recipe in recipes:
-                if rule.matches(recipe["axes"]):
-                    _compile(tuner, recipe, config_of(rule.config, declared=tuner.configs))
+            fitting = [each for each in recipes if rule.matches(each["axes"])]
+            if not fitting:
+                detail = "no launch that the rule matches was described, so none can be compiled"
+                raise Refused("rule-not-described", detail=detail)
+            for recipe in fitting:
+                _compile(tuner, recipe, config_of(rule.config, declared=tuner.configs))
 
     tunable = Tunable(
         "autotune",
@@ -310,9 +328,22 @@ def _compile(tuner: Any, recipe: Mapping[str, Any], config: Any) -> None:  # noq
             named[name] = _Pointer(dtype)
         elif "value" in spec:
             named[name] = spec["value"]
+        elif "dtype" in spec:
+            named[name] = dtype_of(spec["dtype"])
         else:
-            return  # a launch that cannot be described compiles when it is launched
+            detail = f"argument {name} is a {spec.get('unsupported')}"
+            raise Refused("inputs-unsupported", detail=detail)
     tuner.fn.run(**named, grid=(1,), warmup=True, **config.all_kwargs())
+
+
+def dtype_of(name: str) -> Any:  # noqa: ANN401 - an element type
+    """Return an element type of Triton, else of PyTorch, by the name that it prints."""
+    spelled = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}
+    for module in ("triton.language", "torch"):
+        found = getattr(sys.modules.get(module), spelled.get(name, name), None)
+        if type(found).__name__ == "dtype":
+            return found
+    raise Refused("inputs-unsupported", detail=f"no element type is called {name:.40}")
 
 
 class _Pointer:

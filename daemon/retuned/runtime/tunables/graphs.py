@@ -15,10 +15,11 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from retuned.runtime.plugins.ranks import ranks
 from retuned.runtime.schema import Refused
 from retuned.runtime.tunables.records import Capture
 from retuned.runtime.tunables.state import Registry
@@ -59,11 +60,18 @@ class GraphSets:
         self._kept: OrderedDict[tuple[str, int], list[_Captured]] = OrderedDict()
         """Second sets by the tables that they were captured with and by size, oldest first."""
 
+    def after_fork(self) -> None:
+        """Start over in a child; graphs of the parent are kept alive, not freed."""
+        self._left = (self._own, self._kept)
+        self._own, self._kept = {}, OrderedDict()
+
     def way(self, worker: Any) -> str:  # noqa: ANN401 - the server's
         """Return ``on`` if graphs can be captured again here, else a reason code."""
         runner = getattr(worker, "model_runner", None)
         if runner is None:
             return "no-worker"
+        if int(ranks().get("world_size") or 1) > 1:
+            return "several-ranks"  # ranks would have to capture together
         if getattr(runner, "speculator", None) is not None:
             return "speculative-decoding"  # it captures its own graphs, and only once
         if getattr(runner, "cudagraph_manager", None) is not None:
@@ -115,6 +123,10 @@ class GraphSets:
             raise Refused(way, detail="the graphs of this server cannot be captured again")
         if not is_idle(worker):
             raise Refused("server-busy", detail="requests are under way")
+        with _device_of(worker):  # an idle server is captured on another thread than its own
+            return self._captured(worker, captures, tables=tables)
+
+    def _captured(self, worker: Any, captures: Sequence[Capture], *, tables: str) -> list[int]:  # noqa: ANN401
         _check_memory()
         synchronize()
         done = []
@@ -174,6 +186,14 @@ class GraphSets:
             while len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)
         return bool(captured)
+
+
+def _device_of(worker: Any) -> AbstractContextManager[object]:  # noqa: ANN401
+    torch, device = sys.modules["torch"], getattr(worker.model_runner, "device", None)
+    if getattr(device, "type", "") != "cuda":
+        return nullcontext()
+    on_device: AbstractContextManager[object] = torch.cuda.device(device)
+    return on_device
 
 
 def is_idle(worker: Any) -> bool:  # noqa: ANN401 - the server's

@@ -85,6 +85,11 @@ class MoeHook:
         self.state = "on"
         return self.state
 
+    def in_place(self) -> bool:
+        """Whether look-ups still pass through the wrapper."""
+        found = getattr(sys.modules.get(MODULE), FUNCTION, None)
+        return found is not None and found is self._ours
+
     def uninstall(self) -> None:
         """Restore the look-up and the kernel."""
         if self._stock is None:
@@ -119,7 +124,7 @@ class MoeHook:
         tunable: Tunable | None = self._known.get(key, _MISSING)
         if tunable is _MISSING:
             tunable = self._known[key] = self._registry.add(self._made(given, w1, w2, block))
-        if tunable is None or tunable.refused:
+        if tunable is None or tunable.refused or _overridden():
             return None
         tokens = int(given["M"])
         axes = {"tokens": tokens}
@@ -167,6 +172,12 @@ class MoeHook:
 
 
 _MISSING: Any = object()
+
+
+def _overridden() -> bool:
+    """Whether vLLM's own override of all rows is in force, as in its tuning scripts."""
+    override = getattr(sys.modules.get(MODULE.rpartition(".")[0]), "get_config", None)
+    return override is not None and bool(override())
 
 
 def _refusal(module: Any) -> str:  # noqa: ANN401 - vLLM's

@@ -1,9 +1,10 @@
 """Service of tunables in a server: reports, recording, and orders for tables.
 
-A table is engaged when every configuration of it was checked and compiled, it was exchanged at a
-safe point, and the tunable's own look-up then chooses by it. Launches are counted from then on:
-`matched` says how many ran under its rules. Captured graphs keep the old choice until their sizes
-were captured again at an idle moment; `captured` lists those.
+A table is engaged when every configuration of it was checked and compiled, each rule matches a size
+class that was launched, the runtime's hook is in place, and the table was exchanged at a safe
+point. Launches are counted from then on: `matched` says how many ran under its rules. Captured
+graphs keep the old choice until their sizes were captured again at an idle moment; `captured` lists
+those.
 """
 
 from __future__ import annotations
@@ -142,6 +143,8 @@ class Tunables:
     def after_fork(self) -> None:
         """Start over in a child: no table, no step of the parent."""
         self.steps.after_fork()
+        self.registry.after_fork()
+        self._graphs.after_fork()
         self.restart()
 
     def operations(self) -> dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]]:
@@ -185,8 +188,7 @@ class Tunables:
                 "rules": len(table.rules),
                 "matched": tunable.matched,
                 "captured": list(tunable.captured_sizes),
-                "state": "engaged",
-                "reason": "",
+                **self._held(tunable, table),
             }
         return {
             "id": tunable.id,
@@ -206,17 +208,25 @@ class Tunables:
 
     def _file_report(self, name: str) -> dict[str, Any]:
         status, tunable = self._statuses[name], self.registry.find(name)
-        lost = tunable is None or tunable.table is not status.table
+        held = {"state": "lost", "reason": "table-replaced"}
+        if tunable is not None and tunable.table is status.table:
+            held = self._held(tunable, status.table)
         return {
             "definition": name,
             "order": status.order,
             "artifact": status.artifact or None,
             "epoch": status.epoch,
-            "state": "lost" if lost else "engaged",
-            "reason": "table-replaced" if lost else "",
+            **held,
             "detail": "",
             "reach": self._reach(tunable) if tunable is not None else "all",
         }
+
+    def _held(self, tunable: Tunable, table: Table | None) -> dict[str, str]:
+        """Return whether launches of a tunable still pass where its table acts."""
+        hook = dict(zip(FAMILIES, self.hooks, strict=True)).get(tunable.family)
+        if table is not None and hook is not None and not hook.in_place():
+            return {"state": "lost", "reason": "hook-replaced"}
+        return {"state": "engaged", "reason": ""}
 
     def record(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Copy values of integer tensors of some launches from now on, or no longer.
@@ -282,7 +292,8 @@ class Tunables:
         ------
         Refused
             ``tunables-off``, ``unknown-tunable``, ``source-differs``, ``table-changed``,
-            ``compile-failed``, the tunable's own refusal, or as `parse_order`.
+            ``axis-unknown``, ``rule-without-launch``, ``compile-failed``, the tunable's own
+            refusal, or as `parse_order`.
         """
         order = self._read(request, "swap")
         tunable = self._of(order)
@@ -292,6 +303,10 @@ class Tunables:
         self._check_fits(tunable, order.change)
         for rule in order.change.rules:
             tunable.check(rule.config)
+            reason = tunable.rule_fits(rule)
+            if reason:
+                detail = f"a rule for {dict((a, (b, c)) for a, b, c in rule.when)} matches nothing"
+                raise Refused(reason, detail=detail[:500])
         try:
             with _on_device():
                 tunable.warm(order.change)
@@ -335,6 +350,10 @@ class Tunables:
                 detail = f"{order.id:.80} was not prepared here, or with other fields"
                 raise Refused("not-prepared", detail=detail)
             self._check_fits(tunable, order.change)
+            held = self._held(tunable, order.change)
+            if held["reason"]:
+                detail = "other code has replaced the runtime's hook on this family"
+                raise Refused(held["reason"], detail=detail)
             result = self._exchange(tunable, order, order.change)
         log.info("%s: epoch %d, %d rules", tunable.id, order.epoch, len(order.change.rules))
         return {"already": False, **result}

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from retuned.runtime.tunables.records import Axes, Config, Table, bucket, tunable_id
+from retuned.runtime.tunables.records import Axes, Config, Rule, Table, bucket, tunable_id
 
 log = logging.getLogger(__name__)
 
@@ -168,6 +168,23 @@ class Tunable:
     def matched(self) -> int:
         return sum(each.matched for each in list(self._classes.values()))
 
+    def rule_fits(self, rule: Rule) -> str:
+        """Return why a rule cannot match a launch that was seen; empty if it can."""
+        named = {name for name, _, _ in rule.when}
+        if not named <= set(self.axes):
+            return "axis-unknown"
+        for each in list(self._classes.values()):
+            ends = {name: (n // 2 + 1 if n > 1 else n, n) for name, n in each.axes.items()}
+            if all(low <= ends[a][1] and ends[a][0] <= high for a, low, high in rule.when):
+                return ""
+        return "rule-without-launch"
+
+    def after_fork(self) -> None:
+        """Start over in a child: no table, no counts, no recording."""
+        self.table, self.captured_sizes, self.recording = None, (), False
+        self._classes.clear()
+        self.recipes.clear()
+
     def forget_matches(self) -> None:
         """Start to count the launches of a new table."""
         for each in list(self._classes.values()):
@@ -211,6 +228,12 @@ class Registry:
         if self.when_seen is not None:
             self.when_seen()
         return made
+
+    def after_fork(self) -> None:
+        """Start over in a child: another thread of the parent may have held the lock."""
+        self._lock = threading.Lock()
+        for tunable in self:
+            tunable.after_fork()
 
     def failed(self, where: str) -> None:
         """Log a failure of the runtime's own code, with growing distance."""

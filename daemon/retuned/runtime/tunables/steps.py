@@ -139,8 +139,11 @@ class Steps:
         Raises
         ------
         Refused
-            ``no-safe-point`` if no step began and none ended in time; or as the work.
+            ``no-safe-point`` before the first step of a server with known steps, or if no step
+            began and none ended in time; or as the work.
         """
+        if self.worker is None and self.state == "on":
+            raise Refused("no-safe-point", detail="the server has not begun its first step")
         if self.worker is None:  # no steps here: the work must be safe beside launches
             begin_s = time.perf_counter()
             return work(None), 1e6 * (time.perf_counter() - begin_s)
