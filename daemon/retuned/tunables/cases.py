@@ -142,6 +142,8 @@ class AutotuneCase:
     def _argument(self, name: str, spec: Mapping[str, Any]) -> Any:  # noqa: ANN401
         if "value" in spec:
             return spec["value"]
+        if "number" in spec:
+            return float(spec["number"])
         if "dtype" in spec:
             return named_dtype(str(spec["dtype"]))
         if "tensor" not in spec:

@@ -18,7 +18,7 @@ from retuned.runtime.core.epochs import Fence
 from retuned.runtime.schema import Refused
 from retuned.runtime.tunables.records import Capture, bucket, canonical, parse_table
 from retuned.runtime.tunables.service import Tunables
-from retuned.runtime.tunables.state import MAX_CLASSES, Tunable
+from retuned.runtime.tunables.state import MAX_CLASSES, Tunable, spec_of
 
 SOURCE = "sha256:" + "1" * 64
 
@@ -95,6 +95,11 @@ def test_the_first_rule_that_matches_decides() -> None:
     assert parsed.choose({"rows": 4, "decode": 0}) == {"a": 2}
     assert parsed.choose({"rows": 65, "decode": 1}) is None
     assert parsed.choose({"decode": 1}) is None
+
+
+def test_an_infinite_argument_is_described_in_json() -> None:
+    described = spec_of(float("inf"), budget=[0])
+    assert float(json.loads(canonical(described))["number"]) == float("inf")
 
 
 def test_size_classes_are_bounded() -> None:

@@ -328,6 +328,8 @@ def _compile(tuner: Any, recipe: Mapping[str, Any], config: Any) -> None:  # noq
             named[name] = _Pointer(dtype)
         elif "value" in spec:
             named[name] = spec["value"]
+        elif "number" in spec:
+            named[name] = float(spec["number"])
         elif "dtype" in spec:
             named[name] = dtype_of(spec["dtype"])
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import logging
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -276,6 +277,8 @@ def spec_of(value: object, *, budget: list[int]) -> dict[str, Any]:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return {"tensor": _tensor_spec(torch, value, budget)}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"number": repr(value)}  # JSON has no infinity
     if value is None or isinstance(value, (bool, int, float, str)):
         return {"value": value}
     inner = getattr(value, "value", None)  # tl.constexpr
