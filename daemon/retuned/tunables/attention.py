@@ -46,10 +46,7 @@ class AttentionCase:
 
     def _build(self, specs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         torch, arena = self._torch, self._arena
-        call: dict[str, Any] = {
-            name: tuple(spec["items"]) if "items" in spec else spec.get("value")
-            for name, spec in specs.items()
-        }
+        call: dict[str, Any] = {name: _plain(spec) for name, spec in specs.items()}
         rows = sum(self.queries)
         for name in ("q", "out"):
             found = specs[name]["tensor"]
@@ -135,6 +132,12 @@ class AttentionCase:
 
     def intact(self) -> bool:
         return self._arena.intact()
+
+
+def _plain(spec: Mapping[str, Any]) -> Any:  # noqa: ANN401 - an argument that is no tensor
+    if "items" in spec:
+        return tuple(spec["items"])
+    return float(spec["number"]) if "number" in spec else spec.get("value")
 
 
 def lengths_of(
