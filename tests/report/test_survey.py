@@ -200,6 +200,18 @@ def test_nothing_observed_is_not_nothing_to_gain(reports: dict[str, samples.Json
     assert found.conclusion.code == "nothing-observed"
 
 
+@pytest.mark.parametrize(
+    ("attention", "code"),
+    [("on", "nothing-to-gain"), ("attention-unknown", "nothing-observed")],
+)
+def test_a_server_that_stepped_without_a_tunable_has_nothing_to_gain(
+    attention: str, code: str
+) -> None:
+    families = {"autotune": "on", "attention": attention, "moe": "vllm-missing"}
+    found = survey_of(reports={"7": samples.answer(families=families)})
+    assert found.conclusion.code == code
+
+
 def test_a_huge_report_is_bounded() -> None:
     keys = [samples.asked(axes={"elements": n}) for n in range(2000)]
     reports = [samples.report(f"kernel_{n}") for n in range(2000)]

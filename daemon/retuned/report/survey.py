@@ -494,6 +494,12 @@ def conclude(found: Survey) -> Conclusion:
             "depends on the sizes that traffic asks for: add a server or a trace."
         )
         return Conclusion(code="tables-faulty", sentence=line)
+    if not observed and _looked_in_vain(found):
+        line = (
+            "Nothing to gain here: the server's steps were observed, and it launched no kernel "
+            "whose configuration Retuned could change."
+        )
+        return Conclusion(code="nothing-to-gain", sentence=line)
     if not observed:
         line = "Nothing was observed: no launch in a trace, no tunable in a server."
         return Conclusion(code="nothing-observed", sentence=line)
@@ -508,6 +514,13 @@ def conclude(found: Survey) -> Conclusion:
         )
         return Conclusion(code="gain-unknown", sentence=line)
     return _none(found)
+
+
+def _looked_in_vain(found: Survey) -> bool:
+    """Whether a server ran steps, and every adapter that its modules need was in place."""
+    states = {each.part: each.state for each in found.adapters}
+    in_place = states.get("steps") == states.get("autotune") == "on"
+    return in_place and not any(each.state.endswith("-unknown") for each in found.adapters)
 
 
 def _expected(found: Survey, saving: float) -> Conclusion:
