@@ -495,10 +495,7 @@ def conclude(found: Survey) -> Conclusion:
         )
         return Conclusion(code="tables-faulty", sentence=line)
     if not observed and _looked_in_vain(found):
-        line = (
-            "Nothing to gain here: the server's steps were observed, and it launched no kernel "
-            "whose configuration Retuned could change."
-        )
+        line = "Nothing to gain here: the server ran steps, and none of its kernels can be changed."
         return Conclusion(code="nothing-to-gain", sentence=line)
     if not observed:
         line = "Nothing was observed: no launch in a trace, no tunable in a server."
