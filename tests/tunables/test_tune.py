@@ -13,7 +13,7 @@ from tests.expect import raises_code
 
 from retuned.errors import CandidateError, HarnessError
 from retuned.tunables.process import ChildProcess
-from retuned.tunables.tune import ClassResult, rules_of, tune_class
+from retuned.tunables.tune import ClassResult, chosen, rules_of, tune_class
 
 KERNEL = """
 
@@ -25,6 +25,10 @@ def _scaled(x_ptr, out_ptr, index_ptr, n, MODE: tl.constexpr, BLOCK: tl.constexp
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + at, mask=at < n, other=0.0)
     shift = tl.load(index_ptr)
+    if MODE == 3:
+        undefined(x)
+    if MODE == 4:
+        tl.store(index_ptr, 7)
     if MODE == 1:
         tl.store(out_ptr + at, x * 3.0 + shift, mask=at < n)
     else:
@@ -34,7 +38,7 @@ def _scaled(x_ptr, out_ptr, index_ptr, n, MODE: tl.constexpr, BLOCK: tl.constexp
 
 CONFIGS = [
     triton.Config({"BLOCK": block, "MODE": mode}, num_warps=2, num_stages=1)
-    for block, mode in ((16, 0), (256, 0), (64, 1), (64, 2))
+    for block, mode in ((16, 0), (64, 3), (256, 0), (64, 1), (64, 2), (64, 4))
 ]
 scaled = triton.autotune(configs=CONFIGS, key=["n"])(_scaled)
 """
@@ -54,7 +58,7 @@ def recipe(**changed: Any) -> dict[str, Any]:
             "num_ctas": 1,
             "maxnreg": None,
         }
-        for b, m in ((16, 0), (256, 0), (64, 1), (64, 2))
+        for b, m in ((16, 0), (64, 3), (256, 0), (64, 1), (64, 2), (64, 4))
     ]
     call = {
         "arguments": [
@@ -64,7 +68,7 @@ def recipe(**changed: Any) -> dict[str, Any]:
             ["n", {"value": N}],
         ],
         "configs": configs,
-        "grids": [[N // 16], [N // 256], [N // 64], [N // 64]],
+        "grids": [[N // 16], [N // 64], [N // 256], [N // 64], [N // 64], [N // 64]],
         "in_force": configs[0],
         "reset_to_zero": [],
         "restore_value": [],
@@ -111,7 +115,18 @@ def test_the_faster_of_the_kernels_own_configurations_wins(child: ChildProcess) 
     assert found.low > 1.5
     assert rules_of([found]) == [{"when": {"elements": [513, 1024]}, "config": dict(found.best)}]
     reasons = {each.config["kwargs"]["MODE"]: each.reason for each in found.trials}
-    assert reasons == {0: "", 1: "wrong-result", 2: "wrote-outside"}
+    assert reasons == {
+        0: "",
+        1: "wrong-result",
+        2: "wrote-outside",
+        3: "crashed",
+        4: "wrong-result",
+    }
+
+
+def test_a_choice_that_the_server_has_not_made_is_not_guessed(child: ChildProcess) -> None:
+    found = tune_class(child, report(), recipe(in_force=None))
+    assert (found.reason, found.trials) == ("incumbent-unknown", ())
 
 
 def test_whole_numbers_that_were_not_recorded_are_not_guessed(child: ChildProcess) -> None:
@@ -156,6 +171,15 @@ def test_an_interpreter_that_does_not_start_is_the_harness_fault(tmp_path: Path)
 
 def result(tokens: int, config: dict[str, Any] | None) -> ClassResult:
     return ClassResult(axes={"tokens": tokens}, in_force_us=1.0, best=config, best_us=math.inf)
+
+
+def test_two_winners_of_one_class_give_one_rule_that_the_measurement_uses() -> None:
+    found = rules_of([result(65, {"a": 1}), result(120, {"a": 2}), result(200, {"a": 3})])
+    assert found == [
+        {"when": {"tokens": [65, 128]}, "config": {"a": 1}},
+        {"when": {"tokens": [129, 256]}, "config": {"a": 3}},
+    ]
+    assert [chosen(found, {"tokens": n}) for n in (120, 200, 300)] == [{"a": 1}, {"a": 3}, None]
 
 
 def test_neighbouring_classes_with_one_winner_share_a_rule() -> None:

@@ -350,7 +350,7 @@ async def _proof(show: Show, server: Vllm, tables: list[str], toggles: Toggles) 
 
     await show.part("first_switch", lambda: asyncio.to_thread(switch, True))
     await show.part("pairs", lambda: _pairs(show, server, switch))
-    await show.part("answers", lambda: _answers(server, switch))
+    await show.part("answers", lambda: _answers(show, server, switch, toggles))
     if show.case.decode is not None:
         await show.part("decode", lambda: _decode(show, server, switch))
     show.results["switching"] = toggles.summary()
@@ -417,15 +417,25 @@ async def _block(show: Show, load: Load) -> dict[str, Any]:
     }
 
 
-async def _answers(server: Vllm, switch: Switch) -> dict[str, Any]:
-    lengths: Sequence[int] = (300, 700, 1200, 2000, 3000, 4500, 6000, 8000)
+async def _answers(show: Show, server: Vllm, switch: Switch, toggles: Toggles) -> dict[str, Any]:
+    """Compare greedy answers; prompts of the drifted traffic are among them.
+
+    ``matched`` counts the launches under the tables in each pass: without any, equal answers say
+    nothing about a table.
+    """
+    wanted = {300, 700, 1200, 2000, 3000, 4500, 6000, 8000, *show.case.drifted[0]}
     longest = max(map(int, re.findall(r"--max-model-len (\d+)", " ".join(server.words))))
-    lengths = [length for length in lengths if length + 16 <= longest]
-    found = []
+    lengths = sorted({min(length, longest - 16) for length in wanted})
+    found, matched = [], []
     for on in (False, True, False, True):
         await asyncio.to_thread(switch, on)
         found.append(await answers(server.url, lengths))
+        report = await asyncio.to_thread(toggles.report)
+        tables = [each["table"] for each in report["tunables"] if each["table"]]
+        matched.append(sum(each["matched"] for each in tables))
     return {
+        "lengths": lengths,
+        "matched": matched,
         "off_off": compared(found[0], found[2]),
         "on_on": compared(found[1], found[3]),
         "off_on": compared(found[0], found[1]),

@@ -50,14 +50,13 @@ from retuned.stages.verdict import (
     raw_digest,
 )
 from retuned.tunables.process import ChildProcess
-from retuned.tunables.tune import MAX_ERROR, MAX_WORST, ClassResult, rules_of, tune_class
+from retuned.tunables.tune import CHECK_S, ClassResult, checked, chosen, rules_of, tune_class
 
 log = logging.getLogger(__name__)
 
 STRUCTURE = "table"
 _FILE = "table.json"
 _RETRY_S = 5.0
-_ASK_S = 90.0
 _BLOCKS, _PAIRS = 2, 3
 """Blocks of a size class in one process, and pairs of one block."""
 _REASONS: Mapping[str, Reason] = {
@@ -82,7 +81,6 @@ class TunableTask:
     """Interpreter, paths and variables of the server."""
     measured_in: Environment = field(hash=False)
     """Environment that the evidence names: the server's."""
-    incumbent: Solution = field(hash=False)
     device: str = ""
     """Value of ``CUDA_VISIBLE_DEVICES``; empty without a GPU."""
     exclusive: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -154,7 +152,7 @@ class TunableLab:
             return
         candidate = variant_of(plan.definition, rules, author="search")
         frozen_at = self._clock.now()
-        timed = self._measured(plan, task, results)
+        timed = self._measured(plan, task, rules)
         settings = JudgeSettings(buckets=plan.buckets)
         timing = None
         if timed.passed:
@@ -256,31 +254,30 @@ class TunableLab:
         return results
 
     def _measured(
-        self, plan: ExperimentPlan, task: TunableTask, results: Sequence[ClassResult]
+        self, plan: ExperimentPlan, task: TunableTask, rules: Sequence[Mapping[str, Any]]
     ) -> Timed:
         """Measure the table at all size classes of the plan, in fresh processes."""
         recipes = {canonical(each["axes"]): each for each in task.recipes}
         secret = secrets.token_bytes(32)
-        rows = [_Rows() for _ in results]
+        rows = [_Rows() for _ in plan.workloads]
         checks = [Check(gate="G0"), Check(gate="G1"), Check(gate="G2")]
         worst = 0.0
         for process in range(self._processes):
             with self._child(task) as child:
-                for index, result in enumerate(results):
-                    recipe = recipes.get(canonical(dict(result.axes)))
+                for index, workload in enumerate(plan.workloads):
+                    axes = dict(workload.axes)
+                    config = chosen(rules, axes)
+                    recipe = recipes.get(canonical(axes))
                     if recipe is None:
-                        detail = f"no launch of {dict(result.axes)} was described"
+                        detail = f"no launch of {axes} was described"
                         failed = Check(gate="G3", reason=Reason.HARNESS_FAILED, detail=detail)
                         return Timed(checks=(*checks, failed))
                     seed = _seed(secret, process, index)
                     try:
-                        case = child.ask({"op": "open", "recipe": recipe}, limit_s=_ASK_S)["case"]
-                        error = _checked(child, case, result.best, seed=seed)
-                        worst = max(worst, error)
-                        rows[index].add(
-                            child, case, result.best, process=process, seed=seed, task=task
-                        )
-                        child.ask({"op": "close", "case": case}, limit_s=_ASK_S)
+                        case = child.ask({"op": "open", "recipe": recipe}, limit_s=CHECK_S)["case"]
+                        worst = max(worst, checked(child, case, config, seed=seed))
+                        rows[index].add(child, case, config, process=process, seed=seed, task=task)
+                        child.ask({"op": "close", "case": case}, limit_s=CHECK_S)
                     except CandidateError as failure:
                         return Timed(checks=(*checks, _failed(failure)))
         detail = f"{self._processes} processes, largest distance {worst:.2e}"
@@ -323,18 +320,6 @@ def _failed(error: CandidateError) -> Check:
     return Check(gate=gate, reason=reason, detail=error.detail[:500])
 
 
-def _checked(
-    child: ChildProcess, case: int, config: Mapping[str, Any] | None, *, seed: int
-) -> float:
-    said = child.ask({"op": "check", "case": case, "config": config, "seed": seed}, limit_s=_ASK_S)
-    if not said["intact"]:
-        raise CandidateError("wrote-outside", detail="a guard zone was overwritten")
-    error = float(said["error"])
-    if not error <= max(MAX_ERROR, 4.0 * float(said["spread"])) or said["worst"] > MAX_WORST:
-        raise CandidateError("wrong-result", detail=f"outputs differ by {error:.2e}")
-    return error
-
-
 @dataclass(slots=True)
 class _Rows:
     """Pairs of one size class over all processes."""
@@ -356,10 +341,10 @@ class _Rows:
     ) -> None:
         """Time some blocks in one process; all three run in random order in each round."""
         request = {"op": "pairs", "case": case, "configs": [None, None, config], "pairs": _PAIRS}
-        child.ask({**request, "pairs": 1, "seed": seed}, limit_s=_ASK_S)  # compiles
+        child.ask({**request, "pairs": 1, "seed": seed}, limit_s=CHECK_S)  # compiles
         for _ in range(_BLOCKS):
             with task.exclusive():
-                said = child.ask({**request, "seed": seed}, limit_s=_ASK_S)
+                said = child.ask({**request, "seed": seed}, limit_s=CHECK_S)
             for row in said["pairs"]:
                 self.times.append((float(row[0]), float(row[1]), float(row[2])))
                 self.blocks.append(len(self.processes))

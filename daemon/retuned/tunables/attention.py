@@ -9,9 +9,8 @@ from typing import Any
 
 from retuned.runtime.schema import Refused
 from retuned.runtime.tunables.attention import FUNCTION, AttentionHook
-from retuned.runtime.tunables.records import Rule, Table
 from retuned.runtime.tunables.state import Registry
-from retuned.tunables.cases import MAX_POOL_BYTES, Arena, Config, dtype_of, fill
+from retuned.tunables.cases import MAX_POOL_BYTES, Arena, Config, dtype_of, fill, table_of
 
 _MADE = ("q", "k", "v", "out", "cu_seqlens_q", "seqused_k", "block_table")
 _SCRATCH = ("softmax_segm_output", "softmax_segm_max", "softmax_segm_expsum")
@@ -115,7 +114,7 @@ class AttentionCase:
 
     def run(self, config: Config | None) -> None:
         """Call the server's function; a configuration is applied as the server applies it."""
-        self._tunable.table = None if config is None else _table(self._tunable.id, config)
+        self._tunable.table = table_of(self._tunable, config)
         try:
             self._run()
         finally:
@@ -162,6 +161,7 @@ def lengths_of(
             key=lambda each: (
                 abs(len(each["queries"]) - sequences),
                 abs(sum(each["queries"]) - rows),
+                abs(max(each["keys"]) - longest),
             ),
         )
         return [max(1, int(n)) for n in nearest["queries"]], [
@@ -170,15 +170,3 @@ def lengths_of(
     each, more = divmod(max(rows, sequences), sequences)
     queries = [each + (index < more) for index in range(sequences)]
     return queries, [max(longest, query) for query in queries]
-
-
-def _table(tunable: str, config: Config) -> Table:
-    return Table(
-        tunable=tunable,
-        family="attention",
-        source="",
-        rules=(Rule((), config),),
-        captures=(),
-        before=None,
-        digest="",
-    )

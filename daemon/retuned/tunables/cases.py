@@ -15,6 +15,8 @@ from typing import Any, Protocol
 from retuned.runtime.schema import Refused
 from retuned.runtime.tunables.autotune import config_of, unwrapped
 from retuned.runtime.tunables.autotune import dtype_of as named_dtype
+from retuned.runtime.tunables.records import Rule, Table
+from retuned.runtime.tunables.state import Tunable
 
 GUARD_BYTES = 4096
 """Bytes of a fixed pattern on each side of a tensor."""
@@ -131,7 +133,10 @@ class AutotuneCase:
         self._arena = Arena(torch, device)
         self._configs = [dict(each) for each in call["configs"]]
         self._grids = [tuple(each) for each in call["grids"]]
-        self._in_force = call["in_force"] or self._configs[0]
+        if not call["in_force"]:
+            detail = f"the server has not chosen a configuration of {recipe['name']} yet"
+            raise Refused("incumbent-unknown", detail=detail)
+        self._in_force = call["in_force"]
         self._zeroed = [*call.get("reset_to_zero", ())]
         self._arguments: dict[str, Any] = {}
         self._floating: list[Any] = []
@@ -188,7 +193,7 @@ class AutotuneCase:
         self._tuner.fn.run(**named, grid=grid, warmup=False, **chosen.all_kwargs())
 
     def outputs(self) -> list[Any]:
-        return self._floating
+        return [*self._floating, *(tensor for tensor, _ in self._whole)]
 
     def reset(self, seed: int) -> None:
         generator = self._torch.Generator(self._device).manual_seed(seed)
@@ -201,6 +206,21 @@ class AutotuneCase:
         return self._arena.intact()
 
 
+def table_of(tunable: Tunable, config: Config | None) -> Table | None:
+    """Return a table that applies a configuration to every launch; None for the server's choice."""
+    if config is None:
+        return None
+    return Table(
+        tunable=tunable.id,
+        family=tunable.family,
+        source=tunable.source,
+        rules=(Rule((), config),),
+        captures=(),
+        before=None,
+        digest="",
+    )
+
+
 Build = Callable[..., Case]
 
 
@@ -210,7 +230,8 @@ def build(recipe: Mapping[str, Any], *, torch: Any, device: str) -> Case:  # noq
     Raises
     ------
     Refused
-        ``inputs-not-recorded``, ``inputs-unsupported``, ``module-missing`` or ``family-unknown``.
+        ``inputs-not-recorded``, ``inputs-unsupported``, ``incumbent-unknown``,
+        ``module-missing`` or ``family-unknown``.
     """
     from retuned.tunables.attention import AttentionCase
     from retuned.tunables.moe import MoeCase

@@ -73,8 +73,8 @@ class Child:
     def do_check(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Compare a configuration with the server's own choice on fresh inputs.
 
-        ``error`` is the distance of the outputs over the norm of the server's, the largest over
-        the output tensors; ``spread`` is the same for two runs of the server's own choice.
+        ``error`` and ``worst`` are the largest `difference` over the output tensors; ``spread`` is
+        the error of two runs of the server's own choice.
         """
         case, seed = self._cases[request["case"]], int(request["seed"])
         with self._torch.inference_mode():
@@ -84,10 +84,11 @@ class Child:
             found = self._ran(case, request["config"], seed)
             took_s = time.monotonic() - begin_s
             intact = case.intact()
+        error, worst = _largest(expected, found)
         return {
-            "error": self._distance(expected, found),
-            "worst": self._worst(expected, found),
-            "spread": self._distance(expected, again),
+            "error": error,
+            "worst": worst,
+            "spread": _largest(expected, again)[0],
             "intact": intact,
             "first_s": round(took_s, 4),
         }
@@ -97,29 +98,6 @@ class Child:
         case.run(config)
         self._wait()
         return [each.detach().clone() for each in case.outputs()]
-
-    def _distance(self, expected: list[Any], found: list[Any]) -> float:
-        worst = 0.0
-        for one, other in zip(expected, found, strict=True):
-            a, b = one.double(), other.double()
-            if bool((a.isnan() != b.isnan()).any()):
-                return float("inf")
-            a, b = a.nan_to_num(), b.nan_to_num()
-            norm = float(a.norm())
-            if norm or float(b.norm()):
-                worst = max(worst, float((a - b).norm()) / max(norm, 1e-30))
-        return worst
-
-    @staticmethod
-    def _worst(expected: list[Any], found: list[Any]) -> float:
-        """Return the largest difference of an element over the largest element."""
-        worst = 0.0
-        for one, other in zip(expected, found, strict=True):
-            a, b = one.double().nan_to_num(), other.double().nan_to_num()
-            if a.numel():
-                scale = max(float(a.abs().max()), 1e-30)
-                worst = max(worst, float((a - b).abs().max()) / scale)
-        return worst
 
     def do_pairs(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Time two configurations in turn; returns pairs of microseconds.
@@ -206,6 +184,49 @@ class Child:
         if self._device == "cuda":
             self._torch.cuda.empty_cache()
         return {}
+
+
+FAR = 1e300
+"""Distance of outputs that cannot be compared; JSON has no infinity."""
+_LEAST_FINITE = 0.5
+_TIGHTER = {"float64": 1e4, "float32": 10.0}
+"""How much closer than those of half precision the outputs of a type must be."""
+
+
+def _largest(expected: list[Any], found: list[Any]) -> tuple[float, float]:
+    pairs = [difference(one, other) for one, other in zip(expected, found, strict=True)]
+    return max(error for error, _ in pairs), max(worst for _, worst in pairs)
+
+
+def difference(one: Any, other: Any) -> tuple[float, float]:  # noqa: ANN401 - tensors
+    """Return how far an output lies from the server's: by norm, and in its worst element.
+
+    Both are relative, and scaled by `_TIGHTER` for the element type. Whole numbers must be equal.
+    NaN and infinities must stand in the same places; what is finite beside them is compared.
+
+    Raises
+    ------
+    Refused
+        ``outputs-not-finite`` if most of the server's own output is not: nothing would be compared.
+    """
+    if one.numel() == 0:
+        return 0.0, 0.0
+    if not one.dtype.is_floating_point:
+        return (0.0, 0.0) if bool((one == other).all()) else (FAR, FAR)
+    a, b = one.double(), other.double()
+    finite = a.isfinite()
+    if float(finite.double().mean()) < _LEAST_FINITE:
+        detail = "most of what the server's own choice computes from these inputs is not finite"
+        raise Refused("outputs-not-finite", detail=detail)
+    alike = (a == b) | (a.isnan() & b.isnan())
+    if bool((finite != b.isfinite()).any()) or not bool((finite | alike).all()):
+        return FAR, FAR
+    a, b = a.where(finite, 0.0), b.where(finite, 0.0)
+    scale = _TIGHTER.get(str(one.dtype).removeprefix("torch."), 1.0)
+    gap = (a - b).abs()
+    largest = max(float(a.abs().max()), 1e-30)
+    error = float((gap / largest).norm()) / max(float((a / largest).norm()), 1e-30)
+    return scale * error, scale * float(gap.max()) / largest
 
 
 def _code(error: Exception) -> str:

@@ -8,9 +8,8 @@ from typing import Any
 
 from retuned.runtime.schema import Refused
 from retuned.runtime.tunables.moe import MODULE, MoeHook
-from retuned.runtime.tunables.records import Rule, Table
 from retuned.runtime.tunables.state import Registry
-from retuned.tunables.cases import Arena, Config, fill
+from retuned.tunables.cases import Arena, Config, fill, table_of
 
 _CONFIG = "vllm.model_executor.layers.fused_moe.config"
 _LAYERS = 2
@@ -86,7 +85,7 @@ class MoeCase:
 
     def run(self, config: Config | None) -> None:
         """Call the server's function; a row is applied as the server applies it."""
-        self._tunable.table = None if config is None else _table(self._tunable.id, config)
+        self._tunable.table = table_of(self._tunable, config)
         try:
             self._call()
         finally:
@@ -110,15 +109,3 @@ class MoeCase:
 
     def intact(self) -> bool:
         return self._arena.intact()
-
-
-def _table(tunable: str, config: Config) -> Table:
-    return Table(
-        tunable=tunable,
-        family="moe",
-        source="",
-        rules=(Rule((), config),),
-        captures=(),
-        before=None,
-        digest="",
-    )

@@ -55,16 +55,21 @@ class ChildProcess:
             "TRITON_CACHE_DIR": str(folder / "triton"),
         }
         self._log = (folder / "child.log").open("ab")
-        self._process = subprocess.Popen(
-            [str(environment["executable"]), "-P", "-m", "retuned.tunables.child"],
+        self._words = [str(environment["executable"]), "-P", "-m", "retuned.tunables.child"]
+        self._variables, self._folder = variables, folder
+        self._process = self._started()
+        self._rest = b""
+        self.hello: dict[str, Any] = {}
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._words,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env=variables,
-            cwd=folder,
+            env=self._variables,
+            cwd=self._folder,
         )
-        self._rest = b""
-        self.hello: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
         try:
@@ -75,6 +80,19 @@ class ChildProcess:
             raise HarnessError(message) from error
         return self
 
+    def restart(self) -> None:
+        """End the process and start another one, without any case.
+
+        Raises
+        ------
+        CandidateError
+            If the other one does not answer.
+        """
+        self._end()
+        self._rest = b""
+        self._process = self._started()
+        self.hello = self.ask({"op": "hello"}, limit_s=START_S)
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -84,15 +102,19 @@ class ChildProcess:
         self.close()
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, and remove what it was started with."""
+        self._end()
+        self._log.close()
+        self._link.cleanup()
+
+    def _end(self) -> None:
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._log):
+        for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):  # a request that was never read
                     stream.close()
-        self._link.cleanup()
 
     @property
     def alive(self) -> bool:

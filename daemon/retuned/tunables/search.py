@@ -113,7 +113,9 @@ def _experts(report: Mapping[str, Any], *, tokens: int, in_force: Config) -> Spa
         "num_warps": (4, 8),
         "num_stages": (2, 3, 4, 5),
     }
-    configs = [{**each} for each in _product(values)][:MAX_SPACE]
+    configs = list(_product(values))
+    if len(configs) > MAX_SPACE:  # three block heights and no block shape
+        configs = [each for each in configs if each["num_stages"] > min(values["num_stages"])]
     wide = {"BLOCK_SIZE_K": depths[-1], "num_stages": 3, "num_warps": 4}
     starts = [
         {**wide, "BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "GROUP_SIZE_M": g}
@@ -145,39 +147,28 @@ def proposals(space: Space, tried: Mapping[str, float]) -> Config | None:
         if key_of(each) in open_ones:
             return open_ones[key_of(each)]
     known = {key_of(each): each for each in space.configs}
+    names = space.configs[0]
+    values = {name: sorted({each[name] for each in space.configs}) for name in names}
     ranked = sorted((us, key) for key, us in tried.items() if key in known and us < math.inf)
     for distance in (1, 2, 3):
         for _, key in ranked[: 2 if distance == 1 else 1]:
             near = [
                 other
                 for other in open_ones.values()
-                if _distance(known[key], other, space.configs) == distance
+                if _distance(known[key], other, values) == distance
             ]
             if near:
                 return min(near, key=lambda each: (_unlike(each, ranked, known), key_of(each)))
     return next(iter(open_ones.values()))
 
 
-def _distance(one: Config, other: Config, configs: Sequence[Config]) -> int:
+def _distance(one: Config, other: Config, values: Mapping[str, Sequence[int]]) -> int:
     """Return how many steps lie between two configurations, over all parameters."""
-    total = 0
-    for name in one:
-        if one[name] != other.get(name):
-            values = _values(name, configs)
-            total += abs(values.index(one[name]) - values.index(other[name]))
-    return total
-
-
-_ORDERED: dict[tuple[int, str], list[int]] = {}
-
-
-def _values(name: str, configs: Sequence[Config]) -> list[int]:
-    known = _ORDERED.get((id(configs), name))
-    if known is None:
-        if len(_ORDERED) > 256:
-            _ORDERED.clear()
-        known = _ORDERED[id(configs), name] = sorted({each[name] for each in configs})
-    return known
+    return sum(
+        abs(ordered.index(one[name]) - ordered.index(other[name]))
+        for name, ordered in values.items()
+        if one[name] != other[name]
+    )
 
 
 def _unlike(

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from retuned.errors import CandidateError
+from retuned.runtime.tunables.records import canonical
 from retuned.tunables.search import Config, key_of, proposals, space_of
 
 log = logging.getLogger(__name__)
@@ -24,10 +25,16 @@ log = logging.getLogger(__name__)
 MIN_GAIN_RATIO = 1.03
 """Least lower bound of a speedup for a rule."""
 MAX_ERROR = 1e-2
-"""Distance of outputs over their norm; bf16 configurations differ by up to 3e-3."""
+"""Distance of outputs over their norm; bf16 configurations differ by up to 4e-3. The child scales
+the distance of other element types."""
 MAX_WORST = 0.05
 """Largest difference of an element over the largest element."""
-_CHECK_S = 90.0
+CHECK_S = 90.0
+"""Longest time for one request of the search, compilation included."""
+MAX_RESTARTS = 3
+"""Children that one size class may use up after the first."""
+_ENDED = ("crashed", "hangs", "device-memory")
+"""Reasons after which a process is not used again: its device context may be damaged."""
 _PAIRS_S = 30.0
 _QUICK, _CONFIRM = 6, 25
 _SLICE = 5
@@ -42,6 +49,30 @@ class Runner(Protocol):
     def ask(self, request: Mapping[str, Any], *, limit_s: float) -> dict[str, Any]:
         """Return the answer to a request."""
         ...
+
+    def restart(self) -> None:
+        """End the process and start another one, without any case."""
+        ...
+
+
+def checked(
+    child: Runner, case: int, config: Config | None, *, seed: int, limit_s: float = CHECK_S
+) -> float:
+    """Compare a configuration with the server's own choice on fresh inputs; return the error.
+
+    Raises
+    ------
+    CandidateError
+        ``wrote-outside``, ``wrong-result``, or the child's reason.
+    """
+    request = {"op": "check", "case": case, "config": config, "seed": seed}
+    said = child.ask(request, limit_s=limit_s)
+    if not said["intact"]:
+        raise CandidateError("wrote-outside", detail="a guard zone was overwritten")
+    error = float(said["error"])
+    if not error <= max(MAX_ERROR, 4.0 * float(said["spread"])) or said["worst"] > MAX_WORST:
+        raise CandidateError("wrong-result", detail=f"outputs differ by {error:.2e}")
+    return error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,20 +126,20 @@ def tune_class(
     """
     begin_s = time.monotonic()
     axes = dict(recipe["axes"])
+    bench = _Bench(child, recipe, exclusive=exclusive)
     try:
-        case = child.ask({"op": "open", "recipe": recipe}, limit_s=_CHECK_S)["case"]
+        bench.open()
     except CandidateError as error:
         log.info("%s at %s is not tried: %s", report["id"], axes, error)
         return ClassResult(axes=axes, in_force_us=0.0, reason=error.reason)
     space = space_of(report, axes=axes, in_force=recipe["call"].get("in_force"))
-    bench = _Bench(child, case, exclusive=exclusive)
     tried: dict[str, float] = {}
     trials: list[Trial] = []
     while (config := proposals(space, tried)) is not None and time.monotonic() < deadline_s:
         trial = bench.trial(config, seed=seed)
         tried[key_of(config)] = trial.us
         trials.append(trial)
-        if trial.reason in ("hangs", "crashed") and not bench.alive:
+        if not bench.usable:
             break
     good = [each for each in trials if each.us < math.inf]
     result = ClassResult(
@@ -118,10 +149,11 @@ def tune_class(
         space=len(space.configs),
         reason="nothing-works" if not good else "nothing-to-gain",
     )
-    if good and bench.alive:
+    if not bench.usable:
+        result = _with(result, reason="child-ended")
+    elif good:
         result = bench.confirm(result, min(good, key=lambda each: each.us), seed=seed + 1)
-    with contextlib.suppress(CandidateError):
-        child.ask({"op": "close", "case": case}, limit_s=_CHECK_S)
+    bench.close()
     return _with(result, seconds=round(time.monotonic() - begin_s, 2))
 
 
@@ -131,33 +163,48 @@ def _with(result: ClassResult, **changed: Any) -> ClassResult:  # noqa: ANN401
 
 
 class _Bench:
-    def __init__(self, child: Runner, case: int, *, exclusive: Exclusive) -> None:
-        self._child, self._case, self._exclusive = child, case, exclusive
+    """One size class in a child that may have to be replaced."""
+
+    def __init__(self, child: Runner, recipe: Recipe, *, exclusive: Exclusive) -> None:
+        self._child, self._recipe, self._exclusive = child, recipe, exclusive
+        self._restarts = 0
+        self._case = -1
         self.in_force_us = 0.0
-        self.alive = True
+        self.usable = True
+
+    def open(self) -> None:
+        """Build the class's private tensors in the child."""
+        request = {"op": "open", "recipe": self._recipe}
+        self._case = self._child.ask(request, limit_s=CHECK_S)["case"]
+
+    def close(self) -> None:
+        """Free them; a child that has ended holds none."""
+        with contextlib.suppress(CandidateError):
+            self._child.ask({"op": "close", "case": self._case}, limit_s=CHECK_S)
 
     def trial(self, config: Config, *, seed: int) -> Trial:
-        """Check and time one configuration."""
+        """Check and time one configuration; replace a child that it ended."""
         try:
-            checked = self._checked(config, seed=seed)
+            error = checked(self._child, self._case, config, seed=seed)
             pairs = self._pairs(config, count=_QUICK, seed=seed)
-        except CandidateError as error:
-            self.alive = self.alive and error.reason not in ("hangs", "crashed")
-            return Trial(config=config, us=math.inf, reason=error.reason)
+        except CandidateError as failure:
+            if failure.reason in _ENDED:
+                self._replace()
+            return Trial(config=config, us=math.inf, reason=failure.reason)
         self.in_force_us = self.in_force_us or statistics.median(base for base, _ in pairs)
         ratio = statistics.median(a / b for a, b in pairs)
-        return Trial(config=config, us=self.in_force_us / ratio, error=checked)
+        return Trial(config=config, us=self.in_force_us / ratio, error=error)
 
-    def _checked(self, config: Config, *, seed: int) -> float:
-        said = self._child.ask(
-            {"op": "check", "case": self._case, "config": config, "seed": seed}, limit_s=_CHECK_S
-        )
-        if not said["intact"]:
-            raise CandidateError("wrote-outside", detail="a guard zone was overwritten")
-        error = float(said["error"])
-        if not error <= max(MAX_ERROR, 4.0 * float(said["spread"])) or said["worst"] > MAX_WORST:
-            raise CandidateError("wrong-result", detail=f"outputs differ by {error:.2e}")
-        return error
+    def _replace(self) -> None:
+        self._restarts += 1
+        try:
+            self.usable = self._restarts <= MAX_RESTARTS
+            if self.usable:
+                self._child.restart()
+                self.open()
+        except CandidateError as error:
+            log.warning("no other child for %s: %s", self._recipe["tunable"], error)
+            self.usable = False
 
     def _pairs(self, config: Config, *, count: int, seed: int) -> list[tuple[float, float]]:
         found: list[tuple[float, float]] = []
@@ -180,7 +227,7 @@ class _Bench:
     def confirm(self, result: ClassResult, best: Trial, *, seed: int) -> ClassResult:
         """Measure the winner again on fresh inputs."""
         try:
-            error = self._checked(best.config, seed=seed)
+            error = checked(self._child, self._case, best.config, seed=seed)
             pairs = self._pairs(best.config, count=_CONFIRM, seed=seed)
         except CandidateError as failure:
             return _with(result, reason=failure.reason)
@@ -230,6 +277,7 @@ def rules_of(results: Sequence[ClassResult]) -> list[dict[str, Any]]:
         for each in results
         if each.best is not None
     ]
+    rules = list({canonical(each["when"]): each for each in reversed(rules)}.values())[::-1]
     merged = True
     while merged:
         merged = False
@@ -242,11 +290,16 @@ def rules_of(results: Sequence[ClassResult]) -> list[dict[str, Any]]:
                 rules.remove(other)
                 merged = True
                 break
-    unique = []
-    for each in rules:
-        if each not in unique:
-            unique.append(each)
-    return unique
+    return rules
+
+
+def chosen(rules: Sequence[Mapping[str, Any]], axes: Mapping[str, int]) -> Config | None:
+    """Return the configuration of the first rule that matches; None keeps the server's."""
+    for rule in rules:
+        if all(low <= axes[name] <= high for name, (low, high) in rule["when"].items()):
+            found: Config = rule["config"]
+            return found
+    return None
 
 
 def _range(axis: str, value: int) -> list[int]:

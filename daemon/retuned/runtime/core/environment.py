@@ -47,6 +47,14 @@ def environment() -> dict[str, Any]:
     }
 
 
+def device_in_use(torch: Any) -> int | None:  # noqa: ANN401 - a module
+    """Return the device that this process works on, without creating a context."""
+    for index in range(torch.cuda.device_count()):
+        if torch.cuda.memory_reserved(index) > 0:
+            return index
+    return None
+
+
 def _device(torch: Any) -> dict[str, str]:  # noqa: ANN401 - a module, or None
     unknown = dict.fromkeys(("device", "device_name", "driver", "runtime"), "")
     try:

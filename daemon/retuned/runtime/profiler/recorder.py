@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from retuned.runtime.core.environment import device_in_use
 from retuned.runtime.plugins.ranks import ranks
 from retuned.runtime.profiler import ownership
 from retuned.runtime.profiler.schedule import Cost
@@ -114,7 +115,7 @@ class Recorder:
                 return "graphs-captured"
             if not cupti_leaves(getattr(torch.version, "cuda", None), os.environ):
                 return "cupti-stays"
-            if _device(torch) is None:
+            if device_in_use(torch) is None:
                 return "device-asleep"
         return ""
 
@@ -126,7 +127,7 @@ class Recorder:
     def allocations(self) -> int:
         """Return the number of device allocations: eager work allocates."""
         torch = sys.modules.get("torch")
-        device = _device(torch) if torch is not None and self.on_device else None
+        device = device_in_use(torch) if torch is not None and self.on_device else None
         if torch is None or device is None:
             return 0
         return int(torch.cuda.memory_stats(device).get("allocation.all.allocated", 0))
@@ -143,7 +144,7 @@ class Recorder:
         """
         self.cost = Cost()
         torch = sys.modules["torch"]
-        device = _device(torch) if self.on_device else None
+        device = device_in_use(torch) if self.on_device else None
         if device is not None:
             torch.cuda.set_device(device)  # for this thread: otherwise it would create a context
         if not self.turns.begin():
@@ -211,12 +212,4 @@ def _experimental(torch: Any) -> Any | None:  # noqa: ANN401 - a module; its set
             return made(profile_all_threads=True, **more) if made is not None else None
         except TypeError:
             continue  # an older PyTorch without this setting
-    return None
-
-
-def _device(torch: Any) -> int | None:  # noqa: ANN401 - a module
-    """Return the device that this process works on, without creating a context."""
-    for index in range(torch.cuda.device_count()):
-        if torch.cuda.memory_reserved(index) > 0:
-            return index
     return None

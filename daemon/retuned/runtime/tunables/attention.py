@@ -17,6 +17,7 @@ from typing import Any
 from retuned.runtime.schema import Refused
 from retuned.runtime.tunables.records import Config, Table, digest_of_text
 from retuned.runtime.tunables.state import (
+    Pointer,
     Registry,
     SizeClass,
     Tunable,
@@ -147,8 +148,14 @@ class AttentionHook:
             if seen is None:
                 return stock(*args, **kwargs)
             config, form, sized, in_capture = seen
+            changed: Mapping[str, Any] = given
+            if config is not None:
+                try:
+                    changed = form.given(given, config, in_capture=in_capture)
+                except Exception:  # such as no memory for segments
+                    registry.failed("attention")
+                    config = None
             now.form, now.config = form, config
-            changed = given if config is None else form.given(given, config, in_capture=in_capture)
             try:
                 return timed(sized, lambda: stock(**changed), in_capture=in_capture)
             finally:
@@ -224,8 +231,13 @@ class AttentionHook:
         form, config = getattr(self._now, "form", None), getattr(self._now, "config", None)
         if form is None:
             return grid, kwargs
-        form.note(kwargs)
-        return (grid, kwargs) if config is None else form.rewritten(grid, kwargs, config)
+        try:
+            form.note(kwargs)
+            return (grid, kwargs) if config is None else form.rewritten(grid, kwargs, config)
+        except Exception:
+            self._registry.failed("attention")
+            self._now.config = None  # the second kernel must stay in step
+            return grid, kwargs
 
     def _rewrite_reduce(self, grid: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:  # noqa: ANN401
         config = getattr(self._now, "config", None)
@@ -342,7 +354,7 @@ class _Form:
         form = bool(kwargs["IS_3D"])
         if form not in self._launched:
             self._launched[form] = {
-                name: _Pointer(value.dtype) if hasattr(value, "data_ptr") else value
+                name: Pointer(value.dtype) if hasattr(value, "data_ptr") else value
                 for name, value in kwargs.items()
             }
 
@@ -380,7 +392,7 @@ class _Form:
         if own is None and config.get("segments") is not None and self._launched:
             other = next(iter(self._launched.values()))
             torch = sys.modules["torch"]
-            pointer = _Pointer(torch.float32) if segmented else None
+            pointer = Pointer(torch.float32) if segmented else None
             own = {**other, "IS_3D": segmented}
             own |= dict.fromkeys(("segm_output_ptr", "segm_max_ptr", "segm_expsum_ptr"), pointer)
         if own is None:
@@ -455,13 +467,3 @@ def _recipe(tunable: Tunable, given: Mapping[str, Any], axes: Mapping[str, int])
             "in_force": {},
         },
     }
-
-
-class _Pointer:
-    """Stands for an aligned tensor where Triton only compiles."""
-
-    def __init__(self, dtype: Any) -> None:  # noqa: ANN401 - a torch.dtype
-        self.dtype = dtype
-
-    def data_ptr(self) -> int:
-        return 0

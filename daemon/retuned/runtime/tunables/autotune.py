@@ -16,6 +16,7 @@ from typing import Any
 from retuned.runtime.schema import Refused
 from retuned.runtime.tunables.records import Config, Table, digest_of_text
 from retuned.runtime.tunables.state import (
+    Pointer,
     Registry,
     SizeClass,
     Tunable,
@@ -325,7 +326,7 @@ def _compile(tuner: Any, recipe: Mapping[str, Any], config: Any) -> None:  # noq
     for name, spec in recipe["call"]["arguments"]:
         if "tensor" in spec:
             dtype = getattr(torch, spec["tensor"]["dtype"])
-            named[name] = _Pointer(dtype)
+            named[name] = Pointer(dtype)
         elif "value" in spec:
             named[name] = spec["value"]
         elif "number" in spec:
@@ -346,17 +347,3 @@ def dtype_of(name: str) -> Any:  # noqa: ANN401 - an element type
         if type(found).__name__ == "dtype":
             return found
     raise Refused("inputs-unsupported", detail=f"no element type is called {name:.40}")
-
-
-class _Pointer:
-    """Stands for an aligned tensor where Triton only compiles."""
-
-    def __init__(self, dtype: Any) -> None:  # noqa: ANN401 - a torch.dtype
-        self.dtype = dtype
-
-    def data_ptr(self) -> int:
-        return 0
-
-    @property
-    def ptr_range(self) -> int:
-        return 0

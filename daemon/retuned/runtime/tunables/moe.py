@@ -255,6 +255,9 @@ class _Timer:
         self._first = torch.cuda.Event(enable_timing=True)
         self._first.record()
 
+    def forget(self) -> None:
+        self._sized = None
+
     def launched(self) -> None:
         if self._sized is None:
             return
@@ -278,7 +281,10 @@ class _TimedKernel:
     def __getitem__(self, grid: Any) -> Callable[..., Any]:  # noqa: ANN401 - as Triton's
         def launch(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as Triton's
             found = self.kernel[grid](*args, **kwargs)
-            self._timer.launched()
+            try:
+                self._timer.launched()
+            except RuntimeError:  # of the device; the server's next call meets it, too
+                self._timer.forget()
             return found
 
         return launch

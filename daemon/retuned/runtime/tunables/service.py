@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from retuned.runtime.artifacts.trust import Trust
+from retuned.runtime.core.environment import device_in_use
 from retuned.runtime.core.epochs import MAX_HISTORY, Fence, Ledger
 from retuned.runtime.schema import Refused
 from retuned.runtime.tunables.attention import AttentionHook
@@ -264,6 +265,9 @@ class Tunables:
         axes = recipe["axes"]
         sized = tunable.sized(axes)
         found = {**recipe, "launches": sized.launches}
+        if tunable.family == "autotune" and not recipe["call"]["in_force"]:
+            # the described launch made the choice: it is known since
+            found["call"] = {**recipe["call"], "in_force": tunable.frozen()}
         if tunable.family == "attention":
             steps = [s for s in self.steps.report()["recent"] if s["keys"] and _alike(s, axes)]
             lengths = [{"queries": s["queries"], "keys": s["keys"]} for s in steps[-16:]]
@@ -308,8 +312,8 @@ class Tunables:
                 detail = f"a rule for {dict((a, (b, c)) for a, b, c in rule.when)} matches nothing"
                 raise Refused(reason, detail=detail[:500])
         try:
-            with _on_device():
-                tunable.warm(order.change)
+            _use_device()
+            tunable.warm(order.change)
         except Refused:
             raise
         except Exception as error:
@@ -519,19 +523,12 @@ def _alike(step: Mapping[str, Any], axes: Mapping[str, int]) -> bool:
     return decode == axes["decode"] and axes["rows"] <= 2 * rows and rows <= 2 * axes["rows"]
 
 
-class _on_device:
-    """Use the device of this process's server on the control thread."""
-
-    def __enter__(self) -> None:
-        torch = sys.modules.get("torch")
-        if torch is not None and torch.cuda.is_initialized():
-            for index in range(torch.cuda.device_count()):
-                if torch.cuda.memory_reserved(index) > 0:
-                    torch.cuda.set_device(index)
-                    break
-
-    def __exit__(self, *_: object) -> None:
-        return None
+def _use_device() -> None:
+    """Use the device of this process's server on this thread, the control thread."""
+    torch = sys.modules.get("torch")
+    index = device_in_use(torch) if torch is not None and torch.cuda.is_initialized() else None
+    if torch is not None and index is not None:
+        torch.cuda.set_device(index)
 
 
 def environment() -> dict[str, Any]:
@@ -564,18 +561,14 @@ def _device() -> dict[str, Any] | None:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
-    for index in range(torch.cuda.device_count()):
-        if torch.cuda.memory_reserved(index) > 0:
-            known = torch.cuda.get_device_properties(index)
-            free, _ = torch.cuda.mem_get_info(index)
-            arch = getattr(known, "gcnArchName", "").split(":")[0]
-            return {
-                "index": index,
-                "name": known.name,
-                "uuid": str(getattr(known, "uuid", "")),
-                "arch": arch
-                if getattr(torch.version, "hip", None)
-                else f"sm_{known.major}{known.minor}",
-                "memory_free_bytes": free,
-            }
-    return None
+    index = device_in_use(torch)
+    if index is None:
+        return None
+    known = torch.cuda.get_device_properties(index)
+    free, _ = torch.cuda.mem_get_info(index)
+    return {
+        "index": index,
+        "name": known.name,
+        "uuid": str(getattr(known, "uuid", "")),
+        "memory_free_bytes": free,
+    }

@@ -186,6 +186,11 @@ class Tunable:
         self._classes.clear()
         self.recipes.clear()
 
+    def frozen(self) -> Config | None:
+        """Return the configuration that an autotuner chose once; None before its choice is seen."""
+        known = (each for each in list(self._classes.values()) if each.how == "frozen")
+        return next((each.config for each in known if each.config), None)
+
     def forget_matches(self) -> None:
         """Start to count the launches of a new table."""
         for each in list(self._classes.values()):
@@ -313,3 +318,17 @@ def replace_everywhere(name: str, old: Any, new: Any) -> None:  # noqa: ANN401 -
     for module in list(sys.modules.values()):
         if getattr(module, "__dict__", {}).get(name) is old:
             setattr(module, name, new)
+
+
+class Pointer:
+    """Stands for an aligned tensor where Triton only compiles."""
+
+    def __init__(self, dtype: Any) -> None:  # noqa: ANN401 - a torch.dtype
+        self.dtype = dtype
+
+    def data_ptr(self) -> int:
+        return 0
+
+    @property
+    def ptr_range(self) -> int:
+        return 0
