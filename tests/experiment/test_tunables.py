@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from tests.tunables.test_tune import environment, recipe, report
 from retuned.clock import SystemClock
 from retuned.contract import Environment, Workload
 from retuned.errors import TemporaryError
-from retuned.experiment.tunables import TunableLab, TunableTask, rules_in, variant_of
+from retuned.experiment.tunables import TunableLab, TunableTask, variant_of
 from retuned.lab.evidence_check import wrong_with
 from retuned.ports import Finding
 from retuned.stages.experiment import Budget, ExperimentPlan, plan
@@ -88,7 +89,8 @@ def won(tmp_path_factory: pytest.TempPathFactory) -> Won:
 def test_a_table_that_wins_is_promoted_by_evidence_that_can_be_signed(won: Won) -> None:
     found = won.finding
     assert (found.verdict.status, found.verdict.reason) == (Status.PROMOTE, Reason.FASTER)
-    assert rules_in(found.solution)[0]["config"]["kwargs"] == {"BLOCK": 256, "MODE": 0}
+    rules = json.loads(found.solution.sources[0].content)["rules"]
+    assert rules[0]["config"]["kwargs"] == {"BLOCK": 256, "MODE": 0}
     assert found.verdict.evidence is not None
     raw = won.lab.evidence(found.verdict.evidence)
     assert raw is not None

@@ -105,7 +105,7 @@ def recipe(tokens: int) -> dict[str, Any]:
 
 
 def test_classes_of_one_tunable_are_searched_one_after_the_other() -> None:
-    """Each has values of its own: what one class knew must not be taken for another's."""
+    """Each class has its own values; a cache over all of them once mixed them up."""
     child = Child()
     for tokens in (256, 512, 1024, 16, 256):
         found = tune_class(child, MOE, recipe(tokens))

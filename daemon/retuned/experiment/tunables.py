@@ -8,7 +8,6 @@ clone of it. The judge and the evidence are those of every experiment.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import math
 import secrets
@@ -105,12 +104,6 @@ def variant_of(
         trust=TrustClass.PARAMETERS,
         author=author,
     )
-
-
-def rules_in(solution: Solution) -> list[dict[str, Any]]:
-    """Return the rules of a variant that `variant_of` made."""
-    found: list[dict[str, Any]] = json.loads(solution.sources[0].content)["rules"]
-    return found
 
 
 class TunableLab:

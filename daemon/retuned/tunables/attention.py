@@ -133,7 +133,7 @@ class AttentionCase:
         return self._arena.intact()
 
 
-def _plain(spec: Mapping[str, Any]) -> Any:  # noqa: ANN401 - an argument that is no tensor
+def _plain(spec: Mapping[str, Any]) -> Any:  # noqa: ANN401 - an argument without tensors
     if "items" in spec:
         return tuple(spec["items"])
     return float(spec["number"]) if "number" in spec else spec.get("value")

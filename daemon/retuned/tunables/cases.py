@@ -54,7 +54,7 @@ class Arena:
         self._raw: list[tuple[Any, int]] = []
 
     def tensor(self, shape: Sequence[int], dtype: Any, *, stride: Sequence[int] = ()) -> Any:  # noqa: ANN401
-        """Return a tensor of its own storage, with guard zones on both sides."""
+        """Return a tensor in separate storage, with guard zones on both sides."""
         torch = self.torch
         strides = list(stride) or _dense(shape)
         count = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if shape else 1

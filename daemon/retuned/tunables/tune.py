@@ -101,7 +101,7 @@ class ClassResult:
     error: float = 0.0
     trials: tuple[Trial, ...] = ()
     reason: str = ""
-    """Why there is no rule; empty where there is one."""
+    """Reason code of a class without a rule; else empty."""
     seconds: float = 0.0
     space: int = 0
 

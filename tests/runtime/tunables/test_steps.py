@@ -17,7 +17,7 @@ from retuned.runtime.tunables.steps import MODULE, Steps
 
 
 class Server:
-    """Runs steps on a thread of its own until it is stopped."""
+    """Runs steps on a separate thread until it is stopped."""
 
     def __init__(self, worker: Any) -> None:
         self.worker, self.steps, self.on = worker, 0, True

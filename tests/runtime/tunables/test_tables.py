@@ -117,7 +117,7 @@ def test_size_classes_are_bounded() -> None:
 
 
 class Graphs:
-    """Graph sets that note what they are asked."""
+    """Graph sets that log each call."""
 
     def __init__(self) -> None:
         self.busy = False

@@ -187,10 +187,10 @@ def _resolved(tuner: Any, key: Any, tunable: Tunable, sized: SizeClass) -> None:
     chosen = tuner.cache.get(key) if isinstance(tuner.cache, dict) else None
     sized.how = "frozen"
     if chosen is None:  # this launch makes the choice, unless another has a right to it
-        tunable.first = sized.axes["elements"]  # type: ignore[attr-defined]
+        tunable.first = sized.axes["elements"]
     else:
         sized.config = words_of(chosen)
-    first = getattr(tunable, "first", None)
+    first = tunable.first
     sized.detail = f"asked once at elements<={first}" if first is not None else "asked before"
 
 
@@ -293,7 +293,7 @@ def _recipe(
     named: Mapping[str, Any],
     axes: Mapping[str, int],
 ) -> dict[str, Any]:
-    """Describe a launch so that an experiment can repeat it on tensors of its own."""
+    """Describe a launch so that an experiment can repeat it on private tensors."""
     budget = tunable.data_budget
     own = {k: v for k, v in named.items() if k not in ("grid", "warmup")}
     grid = named.get("grid")

@@ -14,7 +14,7 @@ import logging
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +34,6 @@ MIN_FREE_BYTES = 1 << 30
 """Free device memory below which nothing is captured."""
 MAX_KEPT = 64
 """Second sets of one size that are kept for an exchange without a capture."""
-Graphs = Mapping[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,6 +124,8 @@ class Tunable:
         self.captured_sizes: tuple[int, ...] = ()
         """Batch sizes whose graphs were captured with the table in force."""
         self.recording = False
+        self.first: int | None = None
+        """Size class at which an autotuner made its choice; None if that was not observed."""
         self.recipes: dict[tuple[int, ...], dict[str, Any]] = {}
         self._classes: dict[tuple[int, ...], SizeClass] = {}
 
@@ -182,7 +184,8 @@ class Tunable:
 
     def after_fork(self) -> None:
         """Start over in a child: no table, no counts, no recording."""
-        self.table, self.captured_sizes, self.recording = None, (), False
+        self.table, self.captured_sizes = None, ()
+        self.recording, self.first = False, None
         self._classes.clear()
         self.recipes.clear()
 

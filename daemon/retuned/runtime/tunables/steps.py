@@ -203,7 +203,7 @@ class Steps:
         return {"paused": True, "waited_us": round(1e6 * (time.monotonic() - began_s), 1)}
 
     def resume(self, name: str) -> dict[str, Any]:
-        """End a pause, and wait until launches go on; one that has ended is no error."""
+        """End a pause, and wait until launches go on; a pause that has ended is accepted."""
         event = self._resume.get(name)
         if event is not None:
             event.set()
