@@ -57,6 +57,12 @@ class FakeNvml:
     def nvmlDeviceGetHandleByIndex(self, number: int) -> str:
         return f"handle {number}"
 
+    def nvmlDeviceGetUUID(self, handle: str) -> str:
+        return f"GPU-{handle[-1]}"
+
+    def nvmlDeviceGetName(self, handle: str) -> str:
+        return "NVIDIA H200"
+
     def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
         return int(self._or_error("clock", 1_400 if kind == self.NVML_CLOCK_SM else 2_619))
 
@@ -101,6 +107,8 @@ def test_a_device_is_read_in_base_units() -> None:
     assert [each.gpu for each in found] == ["nvidia-0", "nvidia-1"]
     assert found[0] == DeviceState(
         gpu="nvidia-0",
+        uuid="GPU-0",
+        model="NVIDIA H200",
         core_hz=1.4e9,
         core_max_hz=1.98e9,
         memory_hz=2.619e9,

@@ -18,7 +18,7 @@ from retuned import catalog
 from retuned.contract import Digest, Language, Solution, digest_of
 from retuned.ports import Finding, TraceBatch
 from retuned.runtime_client.client import RuntimeSocket
-from retuned.runtime_client.tuned_files import FilesSwapper, RuntimeFiles
+from retuned.runtime_client.tuned_files import ChangeSwapper, RuntimeFiles
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.gate import DecisionKind, SwapDecision
 from retuned.stages.trace import LaunchRecord, ShapeSource
@@ -168,7 +168,7 @@ class FileWorld:
                 ctx,
                 bench=bench,
                 notary=self.notary,
-                swapper=FilesSwapper(
+                swapper=ChangeSwapper(
                     socket,
                     path,
                     changes=StoredChanges(ctx.store),
@@ -176,9 +176,8 @@ class FileWorld:
                     key=self.notary.public_hex,
                 ),
                 catalog=ConfiguredKernels(ctx.catalog, ctx.store, buckets=ctx.settings.profile),
-                files=Files(
-                    tap=RuntimeFiles(path), folder=self.folder / "files", measured=self.measured
-                ),
+                files=Files(tap=RuntimeFiles(path), measured=self.measured),
+                changes=self.folder / "files",
             )
         )
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.standalone.file_world import DEFINITION, LARGE, ROWS, SMALL, WON, FileWorld
 from tests.standalone.local_world import Killed, auto_policy
+from tests.standalone.tunable_world import TunableWorld
 
 from retuned import catalog
 from retuned.contract import Language
@@ -30,7 +31,7 @@ def files(tmp_path: Path) -> Iterator[FileWorld]:
     made.close()
 
 
-def ask_back(files: FileWorld, proposal: str) -> None:
+def ask_back(files: FileWorld | TunableWorld, proposal: str) -> None:
     body = {"target": proposal, "what": "rollback", "who": "ada", "reason": "a test"}
     files.world.store.add(RecordKind.REQUEST, f"back-{proposal}", body, phase="new")
 

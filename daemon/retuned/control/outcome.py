@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 
 from retuned.contract import Workload
 from retuned.ports import Finding
-from retuned.stages.experiment import ExperimentPlan
+from retuned.stages.experiment import ExperimentPlan, Turn
 from retuned.stages.hypothesis import (
     Attempt,
     Hypothesis,
     HypothesisSettings,
     Refinement,
+    StopReason,
     consider,
     hopeless,
     tally,
@@ -57,6 +58,24 @@ def conclude(
     if best is not None and _saving(best, belief.share) >= ENOUGH * first_saving:
         return None
     return consider(belief, attempt_of(plan, found, best), structures=structures, settings=settings)
+
+
+def searched(found: Sequence[Finding], turns: Sequence[Turn]) -> Refinement | None:
+    """Return why the search of a declared space is not repeated; None if it found a winner.
+
+    Parameters
+    ----------
+    found
+        All findings of the experiment.
+    turns
+        Its turns: one for each size class, with its result.
+    """
+    if best_finding(found) is not None:
+        return None
+    last = found[-1].verdict if found else None
+    sentence = f"the table is refused: {last.reason} {last.detail}" if last else ""
+    sentence = sentence or "; ".join(turn.because for turn in turns) or "nothing was searched"
+    return Refinement(hypothesis=None, stop=StopReason.SEARCHED, outlook=None, sentence=sentence)
 
 
 def code_of(answer: Refinement | None) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import re
 import secrets
 import threading
 import time
@@ -34,9 +35,10 @@ from retuned.errors import CandidateError, TemporaryError
 from retuned.lab.evidence import final_timing, gather, keep, p_value, raw_of
 from retuned.lab.examiner import Timed
 from retuned.lab.statistics import ShapeSamples
-from retuned.ports import Clock, Finding
-from retuned.runtime.tunables.records import canonical
+from retuned.ports import Bench, Clock, Finding
+from retuned.runtime.tunables.records import bucket, canonical
 from retuned.stages.experiment import ExperimentPlan, Turn, TurnOutcome
+from retuned.stages.hypothesis import TABLE_STRUCTURE
 from retuned.stages.verdict import (
     Check,
     EvidenceDocument,
@@ -53,9 +55,10 @@ from retuned.tunables.tune import CHECK_S, ClassResult, checked, chosen, rules_o
 
 log = logging.getLogger(__name__)
 
-STRUCTURE = "table"
 _FILE = "table.json"
 _RETRY_S = 5.0
+_ROOM_BYTES = 1 << 30
+"""Device memory for a child's context and its compiled kernels."""
 _BLOCKS, _PAIRS = 2, 3
 """Blocks of a size class in one process, and pairs of one block."""
 _REASONS: Mapping[str, Reason] = {
@@ -84,6 +87,10 @@ class TunableTask:
     """Value of ``CUDA_VISIBLE_DEVICES``; empty without a GPU."""
     exclusive: Callable[[], AbstractContextManager[None]] = nullcontext
     """Entered around each slice of timing: a pause of the server if it shares its GPU."""
+    slice_s: float = 0.4
+    """Longest slice, seconds."""
+    memory_bytes: int | None = None
+    """Device memory that the server leaves free on a shared GPU; None on another one."""
 
 
 def variant_of(
@@ -100,7 +107,7 @@ def variant_of(
         language=Language.LIBRARY,
         entry="table",
         sources=(SourceFile(path=_FILE, content=text),),
-        structure=STRUCTURE,
+        structure=TABLE_STRUCTURE,
         trust=TrustClass.PARAMETERS,
         author=author,
     )
@@ -220,23 +227,29 @@ class TunableLab:
         self, plan: ExperimentPlan, task: TunableTask, *, deadline_s: float
     ) -> list[ClassResult]:
         """Search each size class of the plan; a class without a recipe has its reason."""
-        recipes = {canonical(each["axes"]): each for each in task.recipes}
+        recipes = recipes_by_class(task.recipes)
         results: list[ClassResult] = []
         turns = self._turns[plan.id] = []
         child: ChildProcess | None = None
         try:
             for workload in plan.workloads:
-                recipe = recipes.get(canonical(dict(workload.axes)))
+                axes = dict(workload.axes)
+                recipe = recipes.get(class_of(axes))
                 if recipe is None:
-                    result = ClassResult(
-                        axes=dict(workload.axes), in_force_us=0.0, reason="not-described"
-                    )
+                    result = ClassResult(axes=axes, in_force_us=0.0, reason="not-described")
+                elif not _has_room(task, recipe):
+                    result = ClassResult(axes=axes, in_force_us=0.0, reason="no-device-memory")
                 else:
                     if child is None or not child.alive:
                         child = self._child(task).__enter__()
                     self._check_stopped()
                     result = tune_class(
-                        child, task.report, recipe, exclusive=task.exclusive, deadline_s=deadline_s
+                        child,
+                        task.report,
+                        recipe,
+                        exclusive=task.exclusive,
+                        slice_s=task.slice_s,
+                        deadline_s=deadline_s,
                     )
                 results.append(result)
                 turns.append(_turn(len(turns) + 1, result))
@@ -250,7 +263,7 @@ class TunableLab:
         self, plan: ExperimentPlan, task: TunableTask, rules: Sequence[Mapping[str, Any]]
     ) -> Timed:
         """Measure the table at all size classes of the plan, in fresh processes."""
-        recipes = {canonical(each["axes"]): each for each in task.recipes}
+        recipes = recipes_by_class(task.recipes)
         secret = secrets.token_bytes(32)
         rows = [_Rows() for _ in plan.workloads]
         checks = [Check(gate="G0"), Check(gate="G1"), Check(gate="G2")]
@@ -260,9 +273,9 @@ class TunableLab:
                 for index, workload in enumerate(plan.workloads):
                     axes = dict(workload.axes)
                     config = chosen(rules, axes)
-                    recipe = recipes.get(canonical(axes))
-                    if recipe is None:
-                        detail = f"no launch of {axes} was described"
+                    recipe = recipes.get(class_of(axes))
+                    if recipe is None or not _has_room(task, recipe):
+                        detail = f"no launch of {axes} can be repeated"
                         failed = Check(gate="G3", reason=Reason.HARNESS_FAILED, detail=detail)
                         return Timed(checks=(*checks, failed))
                     seed = _seed(secret, process, index)
@@ -285,6 +298,43 @@ class TunableLab:
             processes=self._processes,
             commitment="sha256:" + hashlib.sha256(secret).hexdigest(),
         )
+
+
+def class_of(axes: Mapping[str, int]) -> str:
+    """Return a name of the size class of a launch."""
+    return canonical({name: bucket(value) for name, value in axes.items()})
+
+
+def recipes_by_class(recipes: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Return described launches by their size class."""
+    return {class_of(each["axes"]): each for each in recipes}
+
+
+def _has_room(task: TunableTask, recipe: Mapping[str, Any]) -> bool:
+    """Whether the tensors of a launch fit beside a server on the same GPU, twice and with room."""
+    if task.memory_bytes is None:
+        return True
+    return 2 * tensor_bytes(recipe) + _ROOM_BYTES <= task.memory_bytes
+
+
+def tensor_bytes(recipe: object) -> int:
+    """Return the size of all tensors that a recipe describes, bytes.
+
+    Examples
+    --------
+    >>> tensor_bytes({"call": {"arguments": [["x", {"tensor": {"dtype": "bfloat16",
+    ...     "shape": [4, 8]}}]]}})
+    64
+    """
+    if isinstance(recipe, Mapping):
+        shape, dtype = recipe.get("shape"), recipe.get("dtype")
+        if isinstance(shape, list) and isinstance(dtype, str):
+            bits = re.search(r"[0-9]+", dtype)
+            return math.prod(map(int, shape)) * max(1, int(bits[0]) // 8 if bits else 1)
+        return sum(tensor_bytes(each) for each in recipe.values())
+    if isinstance(recipe, list):
+        return sum(tensor_bytes(each) for each in recipe if isinstance(each, (list, Mapping)))
+    return 0
 
 
 _ISOLATION = Isolation(
@@ -334,6 +384,7 @@ class _Rows:
     ) -> None:
         """Time some blocks in one process; all three run in random order in each round."""
         request = {"op": "pairs", "case": case, "configs": [None, None, config], "pairs": _PAIRS}
+        request["seconds"] = task.slice_s
         child.ask({**request, "pairs": 1, "seed": seed}, limit_s=CHECK_S)  # compiles
         for _ in range(_BLOCKS):
             with task.exclusive():
@@ -374,3 +425,38 @@ def _turn(number: int, result: ClassResult) -> Turn:
         gain_ratio=max(1.0, result.low if result.best is not None else 1.0),
         seconds=result.seconds,
     )
+
+
+class Benches:
+    """A `Bench` that runs plans about tunables in one lab, and all others in another.
+
+    Parameters
+    ----------
+    kernels
+        Runs plans about kernels.
+    tables
+        Runs plans about tunables.
+    """
+
+    def __init__(self, kernels: Bench, tables: TunableLab) -> None:
+        self._kernels, self._tables = kernels, tables
+
+    def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
+        return self._of(plan.structures).run(plan, known=known)
+
+    def build(self, solution: Solution) -> Path:
+        return self._of((solution.structure,)).build(solution)
+
+    def evidence(self, digest: Digest) -> bytes | None:
+        found = self._tables.evidence(digest)
+        return found if found is not None else self._kernels.evidence(digest)
+
+    def turns(self, plan: str) -> Sequence[Turn]:
+        return self._tables.turns(plan) or self._kernels.turns(plan)
+
+    def stop(self) -> None:
+        self._tables.stop()
+        self._kernels.stop()
+
+    def _of(self, structures: Sequence[str]) -> Bench:
+        return self._tables if tuple(structures) == (TABLE_STRUCTURE,) else self._kernels

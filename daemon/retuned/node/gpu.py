@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,34 @@ def find_devices() -> Devices | None:
         if found.read():
             return found
         found.close()
+    return None
+
+
+FREE_BYTES = 1 << 30
+"""Most device memory in use on a GPU that counts as free: its driver takes up to half of it."""
+
+
+def free_device(devices: Devices | None, model: str) -> str | None:
+    """Return a GPU of a model on which no process computes; None if there is none.
+
+    A GPU that this process was not given (``CUDA_VISIBLE_DEVICES``) is not taken.
+
+    Examples
+    --------
+    >>> states = [DeviceState(gpu="nvidia-1", uuid="GPU-b", model="X", processes=(),
+    ...     memory_used_bytes=0)]
+    >>> free_device(FakeDevices(states), "X"), free_device(FakeDevices(states), "Y")
+    ('GPU-b', None)
+    """
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    mine = None if given is None else {each.strip() for each in given.split(",")}
+    for each in devices.read() if devices is not None else ():
+        number = each.gpu.rpartition("-")[2]
+        is_mine = mine is None or bool({each.uuid, number} & mine)
+        used = each.memory_used_bytes
+        is_idle = each.processes == () and used is not None and used < FREE_BYTES
+        if is_mine and is_idle and each.uuid and each.model == model:
+            return each.uuid
     return None
 
 

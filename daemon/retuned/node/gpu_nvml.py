@@ -59,6 +59,8 @@ class NvmlDevices:
         running = ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
         return DeviceState(
             gpu=f"nvidia-{number}",
+            uuid=_text(ask(nvml.nvmlDeviceGetUUID, handle)),
+            model=_text(ask(nvml.nvmlDeviceGetName, handle)),
             core_hz=_scaled(ask(nvml.nvmlDeviceGetClockInfo, handle, core), 1e6),
             core_max_hz=_scaled(ask(nvml.nvmlDeviceGetMaxClockInfo, handle, core), 1e6),
             memory_hz=_scaled(ask(nvml.nvmlDeviceGetClockInfo, handle, memory), 1e6),
@@ -98,6 +100,11 @@ class NvmlDevices:
         except self._nvml.NVMLError as error:
             log.debug("%s: %s", getattr(call, "__name__", "NVML"), error)
             return None
+
+
+def _text(value: object) -> str:
+    """Return a name; older versions of the package return bytes."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value or "")
 
 
 def _scaled(value: float | None, factor: float) -> float | None:

@@ -60,6 +60,9 @@ class DeviceState:
 
     gpu: str
     """Vendor and number, such as ``nvidia-0``."""
+    uuid: str = ""
+    """Name that a process can be given it by; empty if the driver does not report one."""
+    model: str = ""
     core_hz: float | None = None
     """Clock of the compute units."""
     core_max_hz: float | None = None

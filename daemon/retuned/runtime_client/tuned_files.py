@@ -1,7 +1,7 @@
-"""Tuned-config files of a server: reports and orders over the sockets of its processes.
+"""Changes of a server's configuration: reports and orders over the sockets of its processes.
 
-`FilesSwapper` sends orders for tuned-config files, behind the port that swaps kernels. Reports are
-parsed as untrusted data.
+`ChangeSwapper` sends orders for tuned-config files and for tables of tunables, behind the port that
+swaps kernels. Reports are parsed as untrusted data.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from retuned.stages.swap import (
 from retuned.stages.verdict import ServerEnvironment
 from retuned.stages.watch import WatchSample
 from retuned.store.artifact_folder import MANIFEST
-from retuned.tuned_files.formats import FORMATS, FileChange, Format, Look, read_look
+from retuned.tuned_files.formats import FORMATS, TABLE, FileChange, Format, Look, read_look
 
 _Text = Annotated[str, Field(max_length=2000)]
 
 
 class FileReport(BaseModel):
-    """Status of one kernel's file in one process; unknown fields of a newer runtime are ignored."""
+    """Status of one kernel's file or table in one process; unknown fields are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -57,16 +57,22 @@ class FileReport(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """One process of a server that accepts orders for files."""
+    """One process of a server that accepts orders for changes."""
 
     path: Path
     """Its socket."""
     formats: frozenset[Format]
-    """Files that it reads."""
+    """Files that it reads; ``table`` where it has tunables."""
     prepared: frozenset[str]
     """Orders that it could execute immediately."""
     entries: Mapping[str, FileReport]
     """By kernel, the result of the last order."""
+    known: frozenset[str] | None = None
+    """Tunables that were launched; None of a process that is asked about files."""
+
+    def takes(self, definition: str, format: Format) -> bool:
+        """Whether it gets orders for a kernel."""
+        return format in self.formats and (self.known is None or definition in self.known)
 
 
 def process_of(path: Path, answer: Mapping[str, Any]) -> Process:
@@ -85,10 +91,11 @@ def process_of(path: Path, answer: Mapping[str, Any]) -> Process:
             formats=frozenset(each for each in FORMATS if servers.get(each)),
             prepared=frozenset(str(each) for each in answer["prepared"]),
             entries={entry.definition: entry for entry in entries},
+            known=frozenset(map(str, answer["known"])) if "known" in answer else None,
         )
     except (KeyError, TypeError, AttributeError, ValidationError) as error:
         first = str(error).splitlines()[0][:200]
-        message = f"{path}: the runtime's report on files cannot be read: {first}"
+        message = f"{path}: the runtime's report on changes cannot be read: {first}"
         raise TemporaryError(message, delay_s=RETRY_S) from error
 
 
@@ -147,13 +154,16 @@ def _tripped(entry: FileReport | None) -> str:
     """Return why the server no longer picks a row; empty while it does."""
     if entry is None or entry.artifact is None or entry.state != "lost":
         return ""
-    return f"file-{entry.reason or 'lost'}"
+    kind = "table" if entry.definition.startswith(TUNABLE) else "file"
+    return f"{kind}-{(entry.reason or 'lost').removeprefix('table-')}"
 
 
-_ELSEWHERE = frozenset({"unknown-op", "tuned-off", "server-not-here"})
-"""Refusals of a process that reads no such file."""
-_BUSY = "tuned-busy"
-"""Another process writes the file now."""
+TUNABLE = "tunable:"
+"""Begin of every tunable's id."""
+_ELSEWHERE = frozenset({"unknown-op", "tuned-off", "tunables-off", "server-not-here"})
+"""Refusals of a process that reads no such file, or has no tunables."""
+_BUSY = frozenset({"tuned-busy", "no-safe-point", "server-busy", "paused-already"})
+"""Another process writes the file now, or the server is in the middle of a long step."""
 _TIMEOUT_S = 20.0
 
 
@@ -197,8 +207,13 @@ class RuntimeFiles:
     def __init__(self, path: Path) -> None:
         self._server = RuntimeSocket(path)
 
-    def processes(self) -> dict[str, Process]:
+    def processes(self, *, tables: bool = False) -> dict[str, Process]:
         """Return the reports of processes that accept orders for files, by their socket's name.
+
+        Parameters
+        ----------
+        tables
+            Report on tables of tunables instead.
 
         Raises
         ------
@@ -206,8 +221,9 @@ class RuntimeFiles:
             If one that listens does not answer, or its answer is invalid.
         """
         found = {}
+        request = {"op": "tunables", "orders": True} if tables else {"op": "tuned"}
         for path in self._server.processes():
-            said = self.tell(path, {"op": "tuned"})
+            said = self.tell(path, request)
             if said is not None and said.get("on") is True:
                 found[path.name] = process_of(path, said)
         return found
@@ -225,7 +241,7 @@ class RuntimeFiles:
         said: Said = told(path, request, timeout_s=_TIMEOUT_S)
         if isinstance(said, CandidateError) and said.reason in _ELSEWHERE:
             return None
-        if isinstance(said, CandidateError) and said.reason == _BUSY:
+        if isinstance(said, CandidateError) and said.reason in _BUSY:
             raise TemporaryError(said.detail, delay_s=RETRY_S)
         if isinstance(said, RetunedError):
             raise said
@@ -276,6 +292,10 @@ def standing_of(order: SwapOrder, process: Process) -> RankState:
     return RankState.PREPARED if order.proposal in process.prepared else RankState.UNPREPARED
 
 
+def _operation(change: FileChange, name: str) -> str:
+    return f"{'tunable' if change.format == TABLE else 'tuned'}-{name}"
+
+
 def check_engaged(answer: Mapping[str, Any], order: SwapOrder) -> None:
     """Verify that a process picks the ordered row, and log what the order reaches.
 
@@ -305,19 +325,19 @@ _REMEMBERED = 64
 
 
 class Changes(Protocol):
-    """Decided changes of files."""
+    """Decided changes of files and tables."""
 
     def of(self, proposal: str) -> FileChange | None:
         """Return what a proposal writes; None if it swaps a kernel."""
         ...
 
     def known(self) -> Mapping[str, Format]:
-        """Return the kernels that files configure, with the format of their files."""
+        """Return the kernels that files or tables configure, with the format."""
         ...
 
 
-class FilesSwapper:
-    """A `Swapper` that executes orders for tuned-config files and forwards all others.
+class ChangeSwapper:
+    """A `Swapper` that executes orders for files and tables, and forwards all others.
 
     Parameters
     ----------
@@ -372,7 +392,7 @@ class FilesSwapper:
         if text != change.text:
             raise CandidateError("digest-mismatch", detail="the folder has another change")
         request = self._swap(order, change, artifact_dir=artifact_dir)
-        processes = self._taking_part(change.format)
+        processes = self._taking_part(change)
         for process in processes.values():
             if self._key is not None:
                 problem = show_key(process.path, self._key, term=self._term())
@@ -393,13 +413,13 @@ class FilesSwapper:
         if change is None:
             return self._kernels.commit(order)
         begin = time.perf_counter_ns()
-        processes = self._taking_part(change.format)
+        processes = self._taking_part(change)
         if order.kind is SwapKind.SWAP:
             request = self._requests.get(order.proposal)
             if request is None:  # another daemon has prepared it
                 raise CandidateError("not-prepared", detail="this daemon has not prepared it")
             self._vote(order, processes)
-            self._each(processes, {**request, "op": "tuned-commit"}, order)
+            self._each(processes, {**request, "op": _operation(change, "commit")}, order)
         else:
             self._each(processes, self._back(order, change), order)
         return time.perf_counter_ns() - begin
@@ -426,7 +446,7 @@ class FilesSwapper:
             ``not-switchable``.
         """
         if definition in self._changes.known():
-            detail = f"{definition} is configured by a file, which cannot be bypassed"
+            detail = f"{definition} has a file or a table, which cannot be bypassed"
             raise CandidateError("not-switchable", detail=detail)
         self._kernels.bypass(definition, on=on)
 
@@ -441,32 +461,38 @@ class FilesSwapper:
             ``not-switchable``.
         """
         if self._changes.of(order.proposal) is not None:
-            detail = f"{order.definition} is configured by a file, which has no share of launches"
+            detail = f"{order.definition} has a file or a table, which has no share of launches"
             raise CandidateError("not-switchable", detail=detail)
         self._kernels.ramp(order, fraction=fraction, excluded=excluded)
 
     # --- files --------------------------------------------------------------------------------
 
     def _entries(self, read: Callable[[str, Process, str], T]) -> list[list[T]]:
-        """Return the report of each process on each kernel that a file configures."""
+        """Return the report of each process on each kernel that a file or table configures."""
         known = self._changes.known()
-        processes = self._files.processes() if known else {}
+        asked = {kind == TABLE for kind in known.values()}
+        processes = {tables: self._files.processes(tables=tables) for tables in asked}
         found = []
         for definition, kind in known.items():
-            mine = {n: p for n, p in processes.items() if kind in p.formats}
+            every = processes[kind == TABLE].items()
+            mine = {n: p for n, p in every if p.takes(definition, kind)}
             if mine:
                 found.append([read(definition, each, name) for name, each in mine.items()])
         return found
 
-    def _taking_part(self, kind: Format) -> dict[str, Process]:
-        found = {n: p for n, p in self._files.processes().items() if kind in p.formats}
+    def _taking_part(self, change: FileChange) -> dict[str, Process]:
+        kind, name = change.format, change.definition
+        every = self._files.processes(tables=kind == TABLE)
+        found = {n: p for n, p in every.items() if p.takes(name, kind)}
         if not found:
-            raise TemporaryError(f"no process of the server reads {kind} files", delay_s=RETRY_S)
+            what = f"launches {name}" if kind == TABLE else f"reads {kind} files"
+            raise TemporaryError(f"no process of the server {what}", delay_s=RETRY_S)
         return found
 
     def _swap(self, order: SwapOrder, change: FileChange, *, artifact_dir: Path) -> dict[str, Any]:
         signature = artifact_dir / SIGNATURE_FILE
-        request: dict[str, Any] = {"op": "tuned-prepare", "digest": change.digest}
+        request: dict[str, Any] = {"op": _operation(change, "prepare")}
+        request["digest"] = change.digest
         request["order"] = body_of(order, change, artifact=order.artifact or "")
         request["term"] = self._term()
         if signature.exists():
@@ -486,7 +512,7 @@ class FilesSwapper:
         body = body_of(order, eldest, artifact=order.artifact or "")
         body |= {"id": f"{order.proposal}:back:{order.artifact or ''}"[:256]}
         body |= {"undoes": order.proposal, "older": older, "leaves": True}
-        return {"op": "tuned-rollback", "order": body, "term": self._term()}
+        return {"op": _operation(change, "rollback"), "order": body, "term": self._term()}
 
     def _vote(self, order: SwapOrder, processes: Mapping[str, Process]) -> None:
         """Verify that every process can write, before the first does.

@@ -115,6 +115,8 @@ class RefusalReason(StrEnum):
     FILE_CHANGED = "file-changed"
     NOTHING_TO_CHANGE = "nothing-to-change"
     FILE_UNUSABLE = "file-unusable"
+    SOURCE_DIFFERS = "source-differs"
+    NOT_A_TABLE = "not-a-table"
 
 
 class Refusal(Record):

@@ -16,6 +16,7 @@ from retuned.contract import Definition, Digest, Language, Solution
 from retuned.errors import MissingDependency, UsageError
 from retuned.experiment.child import LabProcess
 from retuned.experiment.local import LocalLab
+from retuned.experiment.tunables import Benches, TunableLab
 from retuned.lab.captured_inputs import FOLDER
 from retuned.lab.cleanup import sweep
 from retuned.lab.generators.evolve import EvolveConfig, EvolveRules
@@ -28,14 +29,15 @@ from retuned.lab.physics import GPU_PEAKS, Peak
 from retuned.lab.toolchain import environment_of, is_timed
 from retuned.lifting.sampled_outputs import with_structures
 from retuned.node import metrics
-from retuned.node.gpu import find_devices
+from retuned.node.gpu import find_devices, free_device
 from retuned.node.server_cores import free_cores, server_cores, server_processes
 from retuned.node.windows import numbers_of
 from retuned.ports import Bench, EndToEnd, Store, Swapper
 from retuned.runtime_client.captures import RuntimeCaptures
 from retuned.runtime_client.client import RuntimeSocket
 from retuned.runtime_client.kernels import RuntimeKernels
-from retuned.runtime_client.tuned_files import FilesSwapper, RuntimeFiles
+from retuned.runtime_client.tunables import RuntimeTunables
+from retuned.runtime_client.tuned_files import ChangeSwapper, RuntimeFiles
 from retuned.settings import Settings
 from retuned.stages.experiment import Budget, ExperimentPlan
 from retuned.stages.gate import GPU_MODEL_LABEL
@@ -48,11 +50,13 @@ from retuned.standalone.context import (
     LoopSettings,
     RecordKind,
     Retention,
+    Tunables,
 )
 from retuned.standalone.daemon import Loop
 from retuned.standalone.end_to_end_http import HttpEndToEnd, load_requests
 from retuned.standalone.findings import earlier_findings, found_solution, priors_for
 from retuned.standalone.kernels import KnownKernels, recall
+from retuned.standalone.tunables import task_of
 from retuned.standalone.tuned_files import ConfiguredKernels, StoredChanges, incumbent_named
 from retuned.store.keys import Ed25519Notary
 from retuned.store.policy_files import PolicyFiles, load_policies
@@ -120,7 +124,7 @@ def build(settings: Settings) -> tuple[Loop, PrometheusTelemetry]:
             known=store.ids(RecordKind.BATCH),
             limits=ReadLimits(input_bytes=settings.max_trace_bytes),
         ),
-        swapper=_swapper(settings, store, notary, language=language),
+        swapper=_swapper(settings, store, notary),
         bench=_lab(settings, store, language=language, arch=environment.arch),
         notary=notary,
         settings=replace(loop_settings(settings), observes_only=untimed),
@@ -139,21 +143,18 @@ def build(settings: Settings) -> tuple[Loop, PrometheusTelemetry]:
         kernels=RuntimeKernels(settings.sockets) if language is Language.TRITON else None,
         devices=find_devices() if language is Language.TRITON else None,
         server_processes=lambda: server_processes(settings.sockets),
-        files=_files(settings) if language is Language.TRITON else None,
+        files=Files(tap=RuntimeFiles(settings.sockets)) if language is Language.TRITON else None,
+        changes=settings.state_dir / _LAB / "files",
         structures=with_structures if language is Language.TRITON else None,
     )
     recall(store)
-    return Loop(context), telemetry
+    return Loop(with_tables(context, settings)), telemetry
 
 
-def _swapper(
-    settings: Settings, store: Store, notary: Ed25519Notary, *, language: Language
-) -> Swapper:
-    """Connect to the server; where its kernels are Triton's, changes of its files go there too."""
+def _swapper(settings: Settings, store: Store, notary: Ed25519Notary) -> Swapper:
+    """Connect to the server; changes of its files and tables go there too."""
     socket = RuntimeSocket(settings.sockets, key=notary.public_hex)
-    if language is not Language.TRITON:
-        return socket
-    return FilesSwapper(
+    return ChangeSwapper(
         socket,
         settings.sockets,
         changes=StoredChanges(store),
@@ -162,8 +163,19 @@ def _swapper(
     )
 
 
-def _files(settings: Settings) -> Files:
-    return Files(tap=RuntimeFiles(settings.sockets), folder=settings.state_dir / _LAB / "files")
+def with_tables(context: Context, settings: Settings) -> Context:
+    """Return a context whose loop tunes the server's tunables too."""
+    found = replace(
+        context,
+        tunables=Tunables(
+            tap=RuntimeTunables(settings.sockets),
+            free_device=lambda model: free_device(context.devices, model),
+        ),
+    )
+    tables = TunableLab(
+        lambda plan: task_of(found, plan), settings.state_dir / _LAB / "tunables", clock=found.clock
+    )
+    return replace(found, bench=Benches(found.bench, tables))
 
 
 def language_of(settings: Settings) -> Language:

@@ -16,6 +16,7 @@ from retuned.errors import CandidateError, RetunedError, TemporaryError
 from retuned.lab.captured_files import expiry_of, remove_unfinished, write_captured
 from retuned.lab.journal import notebook_name
 from retuned.ports import CaptureRule
+from retuned.runtime_client.tuned_files import TUNABLE
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.gate import PolicyLimits
 from retuned.standalone.context import Captures, Context
@@ -36,7 +37,8 @@ def settle(ctx: Context) -> None:
     _remove_old(ctx, captures)
     try:
         slots = ctx.swapper.slots()
-        _tell(ctx, captures, [slot.definition for slot in slots])
+        names = [slot.definition for slot in slots]
+        _tell(ctx, captures, [name for name in names if not name.startswith(TUNABLE)])
     except TemporaryError as error:
         log.info("nobody is told to sample: %s", error)
 
@@ -52,6 +54,11 @@ def _tell(ctx: Context, captures: Captures, slots: Sequence[str]) -> None:
         except CandidateError as error:  # an older runtime, or the server's owner says no
             log.info("%s is not sampled: %s", slot, error)
             captures.told[slot] = True
+
+
+def is_allowed(ctx: Context, definition: str) -> bool:
+    """Whether both the owner of this machine and the policy let launches of a kernel be sampled."""
+    return ctx.captures is not None and _rule(ctx, ctx.captures, definition) is not None
 
 
 def bring(ctx: Context, plan: ExperimentPlan) -> int:

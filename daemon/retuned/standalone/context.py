@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -27,6 +28,7 @@ from retuned.ports import (
     Telemetry,
     TraceSource,
 )
+from retuned.runtime_client.tunables import TunableMemory, TunableTap
 from retuned.runtime_client.tuned_files import FileTap
 from retuned.stages.drift import DriftSettings
 from retuned.stages.experiment import Budget
@@ -92,7 +94,11 @@ class RecordKind(StrEnum):
     """A kernel that the server configures by a file, under its definition: tuned, with the step
     that experiments are about, <-> left, with the reason."""
     FILE_CHANGE = "file-change"
-    """What a proposal writes into such a file, under the proposal's id: current."""
+    """What a proposal writes into such a file, or the table that it puts in force, under the
+    proposal's id: current."""
+    TUNABLE = "tunable"
+    """A tunable of the server, under its id: tuned, where a hypothesis was made, <-> left, with the
+    reason."""
     HOUSEKEEPING = "housekeeping"
     """When old things were cleared away last: current; experiments whose evidence went: cleared."""
 
@@ -229,8 +235,6 @@ class Files:
 
     tap: FileTap
     """The server's end."""
-    folder: Path
-    """Where changes are put down, signed, for the server."""
     measured: frozenset[Format] = frozenset({"moe-vllm", "moe-sglang"})
     """Files whose rows the lab can measure. Rows of tables name solutions of the server's own
     libraries, which no lab of ours launches: such files are looked at, and left."""
@@ -242,6 +246,22 @@ class Files:
     def look(self, format: Format, lookup: Mapping[str, Any]) -> Look:
         """Return what is picked today; see `FileTap.look`."""
         return self.tap.look(format, lookup)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tunables:
+    """What the loop asks about tunables; part of a `Context`."""
+
+    tap: TunableTap
+    """The server's end."""
+    free_device: Callable[[str], str | None] = lambda _: None
+    """Returns another GPU of a model on which nothing runs, as ``CUDA_VISIBLE_DEVICES`` names it.
+    """
+    sleep: Callable[[float], object] = time.sleep
+    """Waits between two pauses, seconds."""
+    memory: TunableMemory = field(default_factory=TunableMemory)
+    pauses: dict[str, Any] = field(default_factory=dict)
+    """Pauses of running experiments, by plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,6 +300,10 @@ class Context:
     asking the kernel; None adds none."""
     files: Files | None = None
     """Files that the server configures kernels by; None changes none."""
+    tunables: Tunables | None = None
+    """Tunables of the server; None changes none."""
+    changes: Path | None = None
+    """Where changes of files and tables are put down, signed, for the server."""
     devices: Devices | None = None
     """Shows the accelerators; None where nobody can."""
     server_processes: Callable[[], frozenset[int]] = frozenset

@@ -24,6 +24,7 @@ from retuned.standalone import (
     metrics,
     proposals,
     savings,
+    tunables,
     tuned_files,
 )
 from retuned.standalone.context import Context
@@ -61,6 +62,7 @@ class Loop:
             hypotheses.settle(self.ctx)
             windows.judge_windows(self.ctx)
             tuned_files.observe(self.ctx)
+            tunables.observe(self.ctx)
             hypotheses.explain(self.ctx)
         captured_inputs.settle(self.ctx)
         savings.keep_up(self.ctx)

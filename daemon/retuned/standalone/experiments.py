@@ -6,14 +6,21 @@ import logging
 from collections.abc import Sequence
 from datetime import timedelta
 
-from retuned.control.outcome import best_finding, code_of, conclude, lower_bound, saved_us
+from retuned.control.outcome import (
+    best_finding,
+    code_of,
+    conclude,
+    lower_bound,
+    saved_us,
+    searched,
+)
 from retuned.errors import HarnessError, MissingDependency
 from retuned.ports import Event, Finding
 from retuned.stages import experiment as experiment_stage
 from retuned.stages import hypothesis as hypothesis_stage
 from retuned.stages.experiment import Budget, ExperimentPlan, Turn, turns_sentence
 from retuned.stages.hypothesis import Hypothesis
-from retuned.standalone import captured_inputs, evidence, metrics, tuned_files
+from retuned.standalone import captured_inputs, evidence, metrics, tunables, tuned_files
 from retuned.standalone.context import Context, RecordKind
 from retuned.standalone.findings import findings
 from retuned.standalone.hypotheses import BUDGET, live_baseline, open_belief
@@ -41,13 +48,14 @@ def open_experiment(ctx: Context) -> ExperimentPlan | None:
     best = max(beliefs, key=lambda h: (h.expected_saving, h.id), default=None)
     if best is None or _spent(ctx, best):
         return None
+    of_tunable = tunables.is_tunable(best.definition)
     plan = experiment_stage.plan(
         best,
         incumbent=live_baseline(ctx, best.definition),
-        environment=ctx.environment,
+        environment=tunables.environment_of(ctx, best.definition),
         budget=_budget(ctx, best),
         generators=tuned_files.generators_for(ctx, best.definition),
-        buckets=ctx.settings.profile,
+        buckets=tunables.BUCKETS if of_tunable else ctx.settings.profile,
         batch_invariant=_batch_invariant(ctx, best.definition),
     )
     believed = ctx.store.get(RecordKind.HYPOTHESIS, best.id)
@@ -71,7 +79,10 @@ def run_experiment(ctx: Context, plan: ExperimentPlan) -> None:
     after = opened.traceparent if opened is not None else ""
     about = {"experiment": plan.id, "kernel": plan.definition}
     with ctx.spans.span("lab", after=after, about=about):
-        _run(ctx, plan)
+        try:
+            _run(ctx, plan)
+        finally:
+            tunables.tell_pauses(ctx, plan)
     metrics.experiment_ended(ctx, plan.id, seconds=ctx.clock.monotonic_s() - began_s)
 
 
@@ -168,7 +179,7 @@ def _budget(ctx: Context, belief: Hypothesis) -> Budget:
     budget, limits = ctx.settings.budget, ctx.policy_limits(belief.definition)
     if limits is not None and limits.max_trials < budget.max_candidates:
         budget = budget.model_copy(update={"max_candidates": limits.max_trials})
-    if len(belief.structures) != 1:
+    if len(belief.structures) != 1 or tunables.is_tunable(belief.definition):
         return budget
     return budget.model_copy(
         update={
@@ -199,16 +210,19 @@ def _conclude(ctx: Context, plan: ExperimentPlan) -> None:
     belief = Hypothesis.model_validate(stored.body)
     found = findings(ctx, plan.id)
     best = best_finding(found)
-    answer = conclude(
-        plan,
-        found,
-        belief=belief,
-        first_saving=_first_saving(ctx, belief),
-        structures=ctx.catalog.structures(plan.definition),
-        settings=ctx.settings.hypothesis,
-    )
-    refined = answer.hypothesis if answer is not None else None
     turns = ctx.bench.turns(plan.id)
+    if tunables.is_tunable(plan.definition):
+        answer = searched(found, turns)
+    else:
+        answer = conclude(
+            plan,
+            found,
+            belief=belief,
+            first_saving=_first_saving(ctx, belief),
+            structures=ctx.catalog.structures(plan.definition),
+            settings=ctx.settings.hypothesis,
+        )
+    refined = answer.hypothesis if answer is not None else None
     with ctx.store.transaction():
         end = "tested" if refined is None else "refined"
         ctx.store.advance(RecordKind.HYPOTHESIS, belief.id, expect="testing", to=end)

@@ -40,7 +40,7 @@ from retuned.stages import gate
 from retuned.stages.gate import EndToEndRule
 from retuned.stages.gate.policy import Selector
 from retuned.stages.proposal import Proposal
-from retuned.standalone import end_to_end, tuned_files
+from retuned.standalone import end_to_end, tunables, tuned_files
 from retuned.standalone import evidence as proving
 from retuned.standalone.context import Context, RecordKind
 from retuned.standalone.evidence import measured_in
@@ -180,7 +180,7 @@ def facts_of(
     record = resource.stage_proposal()
     checked, fault = _evidence(ctx, memory, resource)
     return RolloutFacts(
-        target=machine.target,
+        target=_measured_target(ctx, machine.target, record),
         pods=pods_of(node, machine, resource),
         policies=machine.policies,
         decisions=_readable(
@@ -198,6 +198,15 @@ def facts_of(
         end_to_end=_end_to_end(ctx, resource),
         unavailable=_unavailable(ctx, record),
     )
+
+
+def _measured_target(ctx: Context, target: TuningTarget, record: Proposal) -> TuningTarget:
+    """Return the target with the environment that evidence on this kernel must come from."""
+    environment = tunables.environment_of(ctx, record.definition)
+    if target.status.environment == environment:
+        return target
+    status = target.status.model_copy(update={"environment": environment})
+    return target.model_copy(update={"status": status})
 
 
 def pods_of(node: LocalNode, machine: Machine, resource: LocalProposal) -> tuple[PodFact, ...]:

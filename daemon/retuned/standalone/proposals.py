@@ -19,7 +19,7 @@ from retuned.stages import gate as gate_stage
 from retuned.stages import proposal as proposal_stage
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.proposal import AgainLimits, Proposal, ProposalLimits, Refusal, RefusalReason
-from retuned.standalone import evidence, tuned_files
+from retuned.standalone import evidence, tunables, tuned_files
 from retuned.standalone.context import Context, RecordKind
 from retuned.standalone.facts import quarantined
 from retuned.standalone.findings import findings
@@ -78,10 +78,11 @@ def _keep_answer(
 def _weigh(ctx: Context, plan: ExperimentPlan) -> Proposal | Refusal:
     best = best_finding(findings(ctx, plan.id))
     assert best is not None, "an experiment is won by a finding"
-    if plan.environment != ctx.environment:
+    environment = tunables.environment_of(ctx, plan.definition)
+    if plan.environment != environment:
         return Refusal(
             reason=RefusalReason.STALE_ENVIRONMENT,
-            detail=f"measured in {plan.environment}, this machine is {ctx.environment} now",
+            detail=f"measured in {plan.environment}, required is {environment} now",
         )
     doubt = evidence.doubt_about_win(ctx, plan, best)
     if doubt is not None:

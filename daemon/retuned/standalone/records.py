@@ -147,3 +147,20 @@ def was_swapped(store: Store, definition: str) -> bool:
         for phase in CARRIED_OUT
         for each in store.list(ORDER, phase=phase)
     )
+
+
+_UNFINISHED = {
+    RecordKind.HYPOTHESIS: ("open", "testing"),
+    RecordKind.EXPERIMENT: ("running", "won"),
+    RecordKind.PROPOSAL: (*UNDECIDED, *GOING_BACK),
+}
+
+
+def under_way(store: Store, definition: str) -> bool:
+    """Whether a hypothesis, an experiment or a proposal about a kernel is under way."""
+    return any(
+        stored.body.get("definition") == definition
+        for kind, phases in _UNFINISHED.items()
+        for phase in phases
+        for stored in store.list(kind, phase=phase)
+    )

@@ -1,10 +1,8 @@
 """Kernels that the server configures by a file: what is tuned of them, and what a win writes.
 
-The steps of the loop stay what they are. A step of a server's file is a kernel of the catalog with
-the row as its incumbent; what a proposal writes is kept under its id, and its order goes the way of
-all orders, by `adapters.files_swapper`. What the server picks is asked before anything rests on it.
-
-Steps of a server's files as kernels of the catalog, and what is decided of them, as stored.
+A step of a server's file is a kernel of the catalog with the row as its incumbent. What a proposal
+writes is kept under its id; its order goes through `ChangeSwapper`. So do the tables of
+`retuned.standalone.tunables`. The server is asked what it picks before anything rests on it.
 """
 
 from __future__ import annotations
@@ -18,16 +16,19 @@ from pydantic import ValidationError
 
 from retuned.contract import Digest, Solution
 from retuned.errors import CandidateError, RetunedError, TemporaryError, UsageError
+from retuned.node.order_store import latest
 from retuned.ports import Event, Store
+from retuned.stages.hypothesis import TABLE_STRUCTURE
 from retuned.stages.profile import ProfileSettings, WorkloadProfile, bucket_low
 from retuned.stages.proposal import Proposal, Refusal, RefusalReason
 from retuned.stages.swap import SwapOrder
 from retuned.stages.verdict import EvidenceFault
+from retuned.standalone import tunables
 from retuned.standalone.context import Context, KernelCatalog, RecordKind
-from retuned.standalone.records import GOING_BACK, UNDECIDED, in_force, proposal_in_force, say
+from retuned.standalone.records import in_force, proposal_in_force, say, under_way
 from retuned.store.artifact_folder import MANIFEST, sign_artifact
 from retuned.tuned_files.changes import Cost, change_of, choose, inside
-from retuned.tuned_files.formats import FileChange, Format, TunedFileStep
+from retuned.tuned_files.formats import TABLE, FileChange, Format, TunedFileStep
 from retuned.tuned_files.launches import Launch, incumbent_of, read_launch, structure_of
 
 log = logging.getLogger(__name__)
@@ -45,8 +46,10 @@ class StoredChanges:
         return FileChange.model_validate(stored.body) if stored is not None else None
 
     def known(self) -> Mapping[str, Format]:
-        """Return the kernels that files configure, with whose files they are."""
-        return {subject.definition: subject.format for subject in subjects(self._store)}
+        """Return the kernels that files configure, and the tunables that had an order."""
+        files = {subject.definition: subject.format for subject in subjects(self._store)}
+        ordered = filter(tunables.is_tunable, latest(self._store))
+        return files | dict.fromkeys(ordered, TABLE)
 
 
 class ConfiguredKernels:
@@ -82,18 +85,28 @@ class ConfiguredKernels:
         return launch.definition, {"M": launch.tokens}
 
     def incumbent(self, definition: str) -> Solution:
-        """Return the variant that the server comes with: of a file's kernel, its row."""
+        """Return the variant that the server comes with: of a file's kernel, its row.
+
+        Of a tunable, what the server chooses by itself.
+        """
+        known = tunables.seen(self._store, definition)
+        if known is not None:
+            return known.incumbent
         subject = subject_of(self._store, definition)
         if subject is None:
             return self._kernels.incumbent(definition)
         return incumbent_of(definition, subject.run.row, format=subject.format)
 
     def family(self, definition: str) -> str:
-        """Return the operator type."""
+        """Return the operator type; a tunable is a family by itself."""
+        if tunables.is_tunable(definition):
+            return definition
         return self._kernels.family(definition)
 
     def audited(self, definition: str) -> tuple[str, ...]:
         """Return the structure that runs in production."""
+        if tunables.is_tunable(definition):
+            return (TABLE_STRUCTURE,)
         subject = subject_of(self._store, definition)
         if subject is not None:
             return (structure_of(subject.format),)
@@ -101,6 +114,8 @@ class ConfiguredKernels:
 
     def structures(self, definition: str) -> tuple[str, ...]:
         """Return all structures: a row can say no other than the one that runs."""
+        if tunables.is_tunable(definition):
+            return (TABLE_STRUCTURE,)
         subject = subject_of(self._store, definition)
         if subject is not None:
             return (structure_of(subject.format),)
@@ -108,7 +123,7 @@ class ConfiguredKernels:
 
     def floor_ns(self, definition: str, axes: Mapping[str, int]) -> int:
         """Return the roofline time; 0 where unknown."""
-        return self._kernels.floor_ns(definition, axes)
+        return 0 if tunables.is_tunable(definition) else self._kernels.floor_ns(definition, axes)
 
 
 def subjects(store: Store) -> Iterator[TunedFileStep]:
@@ -132,7 +147,10 @@ def subject_of(store: Store, definition: str) -> TunedFileStep | None:
 
 
 def incumbent_named(store: Store, digest: Digest) -> Solution | None:
-    """Return a server's row as a variant, by its digest; None where it is nobody's."""
+    """Return a server's row, or its own choice, as a variant; None where it is nobody's."""
+    chosen = tunables.incumbent_named(store, digest)
+    if chosen is not None:
+        return chosen
     for subject in subjects(store):
         try:
             row, kind = subject.run.row, subject.format
@@ -149,11 +167,6 @@ MOST_LOOKED_AT = 64
 """Definitions that one look asks the server about."""
 _WINDOWS = 2
 _RETRY_S = 1.0
-_UNDER_WAY = {
-    RecordKind.HYPOTHESIS: ("open", "testing"),
-    RecordKind.EXPERIMENT: ("running", "won"),
-    RecordKind.PROPOSAL: (*UNDECIDED, *GOING_BACK),
-}
 
 
 def observe(ctx: Context) -> None:
@@ -196,12 +209,7 @@ def _launched(ctx: Context) -> dict[str, tuple[Launch, list[Cost]]]:
 
 
 def _is_under_way(ctx: Context, definition: str) -> bool:
-    return in_force(ctx.store, definition) is not None or any(
-        stored.body.get("definition") == definition
-        for kind, phases in _UNDER_WAY.items()
-        for phase in phases
-        for stored in ctx.store.list(kind, phase=phase)
-    )
+    return in_force(ctx.store, definition) is not None or under_way(ctx.store, definition)
 
 
 def _look(
@@ -263,6 +271,8 @@ def _keep(ctx: Context, definition: str, body: Mapping[str, object], *, phase: s
 
 def generators_for(ctx: Context, definition: str) -> tuple[str, ...]:
     """Return who proposes variants: of a file's kernel only what searches parameters."""
+    if tunables.is_tunable(definition):
+        return ("search",)
     named = ctx.settings.generators
     if subject_of(ctx.store, definition) is None:
         return named
@@ -279,6 +289,9 @@ def with_change(ctx: Context, answer: Proposal | Refusal, solution: Solution) ->
     """
     if not isinstance(answer, Proposal):
         return answer
+    if tunables.is_tunable(answer.definition):
+        table = tunables.with_table(ctx, answer, solution)
+        return table if isinstance(table, Refusal) else _with(ctx, answer, table)
     subject = subject_of(ctx.store, answer.definition)
     if subject is None:
         return answer
@@ -292,14 +305,20 @@ def with_change(ctx: Context, answer: Proposal | Refusal, solution: Solution) ->
         known = {each.value for each in RefusalReason}
         reason = error.reason if error.reason in known else RefusalReason.FILE_UNUSABLE
         return Refusal(reason=RefusalReason(reason), detail=error.detail[:1000])
+    return _with(ctx, answer, change)
+
+
+def _with(ctx: Context, answer: Proposal, change: FileChange) -> Proposal:
+    """Keep a change under its proposal, and name it there."""
     proposal = answer.model_copy(update={"change": change.digest})
     if ctx.store.get(RecordKind.PROPOSAL, proposal.id) is None:  # else it is decided on already
         body = change.model_dump(mode="json")
         if ctx.store.add(RecordKind.FILE_CHANGE, proposal.id, body, phase="current"):
             said = json.loads(change.text)
-            wanted = ("guard", "rows", "before")
-            about = {name: said[name] for name in wanted}
-            say(ctx, proposal.id, "writes-file", path=change.path, change=change.digest, **about)
+            wanted = ("guard", "rows", "rules", "captures", "before")
+            about = {name: said[name] for name in wanted if name in said}
+            what = "writes-table" if change.format == TABLE else "writes-file"
+            say(ctx, proposal.id, what, path=change.path, change=change.digest, **about)
         else:
             ctx.store.advance(
                 RecordKind.FILE_CHANGE, proposal.id, expect="current", to="current", body=body
@@ -308,8 +327,8 @@ def with_change(ctx: Context, answer: Proposal | Refusal, solution: Solution) ->
 
 
 def is_change(ctx: Context, proposal: str) -> bool:
-    """Whether a proposal writes a file."""
-    return ctx.files is not None and ctx.store.get(RecordKind.FILE_CHANGE, proposal) is not None
+    """Whether a proposal writes a file, or puts a table in force."""
+    return ctx.store.get(RecordKind.FILE_CHANGE, proposal) is not None
 
 
 def folder_of(ctx: Context, order: SwapOrder) -> Path:
@@ -327,8 +346,9 @@ def folder_of(ctx: Context, order: SwapOrder) -> Path:
     if change is None or stored is None or stored.body.get("change") != change.digest:
         detail = "what would be written is not what was proposed"
         raise CandidateError(EvidenceFault.CONTRADICTED, detail=detail)
-    assert ctx.files is not None, "it was asked before"
-    return _published(ctx, ctx.files.folder, order, change)
+    if ctx.changes is None:
+        raise CandidateError(EvidenceFault.CONTRADICTED, detail="there is no folder for changes")
+    return _published(ctx, ctx.changes, order, change)
 
 
 def _published(ctx: Context, root: Path, order: SwapOrder, change: FileChange) -> Path:

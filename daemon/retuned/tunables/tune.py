@@ -112,6 +112,7 @@ def tune_class(
     recipe: Recipe,
     *,
     exclusive: Exclusive = contextlib.nullcontext,
+    slice_s: float = 0.4,
     deadline_s: float = math.inf,
     seed: int = 1,
 ) -> ClassResult:
@@ -121,12 +122,14 @@ def tune_class(
     ----------
     exclusive
         Entered around each slice of timing.
+    slice_s
+        Longest slice, seconds.
     deadline_s
         Moment of the monotonic clock after which no candidate begins.
     """
     begin_s = time.monotonic()
     axes = dict(recipe["axes"])
-    bench = _Bench(child, recipe, exclusive=exclusive)
+    bench = _Bench(child, recipe, exclusive=exclusive, slice_s=slice_s)
     try:
         bench.open()
     except CandidateError as error:
@@ -165,8 +168,11 @@ def _with(result: ClassResult, **changed: Any) -> ClassResult:  # noqa: ANN401
 class _Bench:
     """One size class in a child that may have to be replaced."""
 
-    def __init__(self, child: Runner, recipe: Recipe, *, exclusive: Exclusive) -> None:
+    def __init__(
+        self, child: Runner, recipe: Recipe, *, exclusive: Exclusive, slice_s: float
+    ) -> None:
         self._child, self._recipe, self._exclusive = child, recipe, exclusive
+        self._slice_s = slice_s
         self._restarts = 0
         self._case = -1
         self.in_force_us = 0.0
@@ -215,7 +221,7 @@ class _Bench:
                 "configs": [None, config],
                 "pairs": min(_SLICE, count - len(found)),
                 "seed": seed + len(found),
-                "seconds": 0.4,
+                "seconds": self._slice_s,
             }
             if not found:  # compile and capture outside of a pause
                 self._child.ask({**request, "pairs": 1}, limit_s=_PAIRS_S)

@@ -17,9 +17,10 @@ from retuned import catalog
 from retuned.contract import Digest, Language, Name, Record, Solution, SourceFile, TrustClass
 from retuned.errors import CandidateError, UnreadableInput
 
-Format = Literal["moe-vllm", "moe-sglang", "aiter", "tunable-op"]
-"""Files that the daemon orders changes of."""
-FORMATS: tuple[Format, ...] = ("moe-vllm", "moe-sglang", "aiter", "tunable-op")
+Format = Literal["moe-vllm", "moe-sglang", "aiter", "tunable-op", "table"]
+"""What the daemon orders changes of: files, and tables of tunables in a server's memory."""
+TABLE: Format = "table"
+FORMATS: tuple[Format, ...] = ("moe-vllm", "moe-sglang", "aiter", "tunable-op", TABLE)
 MAX_M = 2**31 - 1
 """Stands for all larger batch sizes, as in the runtime."""
 MOST_RUNS = 2048
@@ -79,7 +80,7 @@ class TunedFileStep(Record):
 
 
 class FileChange(Record):
-    """A proposal's change of a server's file, stored under the proposal's id."""
+    """A proposal's change of a file or of a tunable's table, stored under the proposal's id."""
 
     definition: Name
     format: Format
@@ -88,8 +89,9 @@ class FileChange(Record):
     text: str = Field(max_length=192 << 10)
     """The change as sent to the server, JSON: guard, rows, lookup, previous file digest."""
     path: str = Field(max_length=4096)
+    """The file; of a table, the module whose kernel it configures. For display only."""
     under: str = ""
-    """Proposal whose change the file already has and this one extends; may be empty."""
+    """Proposal whose change is in force and which this one extends or replaces; may be empty."""
 
 
 def read_look(answer: Mapping[str, Any]) -> Look:

@@ -246,13 +246,24 @@ def _launch(
     return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
 
 
-def _made(tuner: Any, key: tuple[Any, ...]) -> Tunable:  # noqa: ANN401
-    base = tuner.base_fn
-    configs = [words_of(each) for each in tuner.configs]
+def _source(tuner: Any, base: Any) -> str:  # noqa: ANN401
+    """Return the kernel's source, also where Triton's interpreter keeps none."""
     jit = tuner.fn
     while jit is not None and not hasattr(jit, "src"):
         jit = getattr(jit, "fn", None)
-    source = getattr(jit, "src", "") or getattr(base, "__qualname__", "")
+    found = getattr(jit, "src", "")
+    if found:
+        return str(found)
+    try:
+        return inspect.getsource(base)
+    except (OSError, TypeError):
+        return str(getattr(base, "__qualname__", ""))
+
+
+def _made(tuner: Any, key: tuple[Any, ...]) -> Tunable:  # noqa: ANN401
+    base = tuner.base_fn
+    configs = [words_of(each) for each in tuner.configs]
+    source = _source(tuner, base)
 
     def check(config: Config) -> None:
         if not any(config.get("kwargs") == each["kwargs"] for each in configs):

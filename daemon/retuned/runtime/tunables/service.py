@@ -162,19 +162,25 @@ class Tunables:
 
     # --- reports ----------------------------------------------------------------------------------
 
-    def state(self, _: Mapping[str, Any]) -> dict[str, Any]:
+    def state(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Report on orders; and, unless ``orders`` alone are asked for, on tunables and steps."""
         with self._lock:
-            return {
+            orders = {
                 "on": self._on,
                 "servers": {"table": "python"} if self._on else {},
+                "known": [each.id for each in self.registry],
+                "prepared": list(self._prepared),
+                "files": [self._file_report(name) for name in self._statuses],
+            }
+            if request.get("orders") is True:
+                return orders
+            return orders | {
                 "families": self._families(),
                 "environment": environment(),
                 "steps": self.steps.report(),
                 "tunables": [self._report(each) for each in self.registry],
                 "failures": self.registry.failures,
-                "prepared": list(self._prepared),
                 "outcomes": {name: dict(result) for name, result in self._outcomes.items()},
-                "files": [self._file_report(name) for name in self._statuses],
             }
 
     def _report(self, tunable: Tunable) -> dict[str, Any]:
@@ -331,7 +337,8 @@ class Tunables:
             detail = f"the table was made for another source than {tunable.module}'s"
             raise Refused("source-differs", detail=detail)
         in_force = tunable.table.digest if tunable.table is not None else None
-        if in_force not in (table.before, table.digest):
+        # after a restart the original is in force, and nothing is replaced that was not measured
+        if in_force not in (None, table.before, table.digest):
             detail = f"in force is {in_force}, the table replaces {table.before}"
             raise Refused("table-changed", detail=detail)
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from retuned.runtime.schema import Refused
+from retuned.runtime.tunables.records import bucket
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,8 @@ class Steps:
         self._busy_s = 0.0
         self._last_s = 0.0
         self._recent: deque[dict[str, Any]] = deque(maxlen=_RECENT)
+        self._sizes: dict[int, list[int]] = {}
+        """By size class of tokens: steps, and those of decode alone."""
         self._resume: dict[str, threading.Event] = {}
         self._paused = threading.Lock()
         """Held by the thread of a pause."""
@@ -129,7 +132,11 @@ class Steps:
         self._last_s = now_s
         scheduled = scheduler_output.num_scheduled_tokens
         self._count += 1
-        self._tokens += int(scheduler_output.total_num_scheduled_tokens)
+        tokens = int(scheduler_output.total_num_scheduled_tokens)
+        self._tokens += tokens
+        counts = self._sizes.setdefault(bucket(tokens), [0, 0])
+        counts[0] += 1
+        counts[1] += tokens == len(scheduled)
         if self._count % 16 == 1 and scheduled:
             self._recent.append(_described(worker, scheduled))
 
@@ -221,6 +228,7 @@ class Steps:
             "count": self._count,
             "tokens": self._tokens,
             "busy_s": round(self._busy_s, 6),
+            "sizes": {str(size): list(counts) for size, counts in sorted(self._sizes.items())},
             "recent": list(self._recent),
         }
 

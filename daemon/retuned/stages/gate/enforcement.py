@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from types import MappingProxyType
 
-from retuned.stages.gate.limits import BatchInvariance, Canary, EndToEndRule
+from retuned.stages.gate.limits import BatchInvariance, Canary, EndToEndRule, Pauses
 from retuned.stages.gate.policy import KernelTuningPolicy
 from retuned.stages.gate.values import PolicyModel
 
@@ -83,6 +83,8 @@ class PolicyLimits:
     """Whether a swap must be measured on the whole server."""
     batch_invariant: bool
     """Whether rows must keep their bits in batches of other sizes, where the incumbent's do."""
+    pauses: Pauses
+    """When the server may be paused."""
     capture: bool
     """Whether samples of the server's inputs may be taken."""
     capture_bytes: int
@@ -110,6 +112,7 @@ def limits_of(policy: KernelTuningPolicy) -> PolicyLimits:
         shadow_share=policy.spec.rollout.shadow.max_share,
         end_to_end=policy.spec.validation.end_to_end,
         batch_invariant=policy.spec.validation.batch_invariance is not BatchInvariance.OFF,
+        pauses=policy.spec.pauses,
         capture=capture.enabled and capture.max_bytes > 0,
         capture_bytes=capture.max_bytes,
         capture_retention=capture.retention,

@@ -54,6 +54,23 @@ class Experiments(PolicyModel):
     """Conditions under which experiments pause. In a cluster only."""
 
 
+class Pauses(PolicyModel):
+    """Moments in which the server launches nothing. On one machine only."""
+
+    experiments: bool = False
+    """Whether experiments on tunables may use the server's own GPU, in pauses of the server.
+
+    Without it they need another GPU of the same model on which nothing runs."""
+    longest_ms: int = Field(default=500, ge=10, le=2000)
+    """Longest pause of an experiment, milliseconds."""
+    max_share: float = Field(default=0.2, gt=0.0, le=1.0)
+    """Most time of pauses over elapsed time, while an experiment runs."""
+    recapture: bool = True
+    """Whether graphs are captured again with a table while no request is under way.
+
+    One size takes about a second, and a request that arrives in that time waits."""
+
+
 class EndToEndRule(StrEnum):
     """Whether a swap must be measured on the whole server."""
 

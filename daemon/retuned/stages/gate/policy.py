@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from retuned.contract import Digest, digest_of
-from retuned.stages.gate.limits import Capture, Experiments, Rollout, Validation
+from retuned.stages.gate.limits import Capture, Experiments, Pauses, Rollout, Validation
 from retuned.stages.gate.values import (
     DNS,
     Glob,
@@ -178,6 +178,8 @@ class PolicySpec(PolicyModel):
     """The floor that no approval overrides."""
     capture: Capture = Capture()
     """Samples of the server's inputs."""
+    pauses: Pauses = Pauses()
+    """When the server may be paused."""
     gates: tuple[Gate, ...] = ()
     """Approval rules; the first match decides. If none matches, nothing passes."""
     rollout: Rollout = Rollout()
@@ -198,6 +200,7 @@ class PolicySpec(PolicyModel):
 
 _ADDED = (
     "capture",
+    "pauses",
     "rollout.canary.lease",
     "rollout.canary.orphan",
     "rollout.canary.shadowFirst",
@@ -211,6 +214,7 @@ _USUAL = {
     name: section.model_dump(mode="json", by_alias=True)
     for name, section in (
         ("capture", Capture()),
+        ("pauses", Pauses()),
         ("rollout", Rollout()),
         ("validation", Validation()),
     )

@@ -1,6 +1,7 @@
 """Stage 4, hypothesis: which kernels at which shapes are worth an experiment, and why. Pure.
 
-``hypothesize`` turns a drift report into hypotheses. ``refine`` learns from experiments and decides
+``hypothesize`` turns a drift report into hypotheses, ``tunables`` the launches of a tunable into
+one. ``refine`` learns from experiments and decides
 when another attempt no longer pays. ``records`` defines a hypothesis.
 """
 
@@ -20,16 +21,28 @@ from retuned.stages.hypothesis.refine import (
     refine,
     tally,
 )
+from retuned.stages.hypothesis.tunables import (
+    TABLE_STRUCTURE,
+    NotTried,
+    Untried,
+    UsedClass,
+    believe_in_table,
+)
 
 __all__ = [
+    "TABLE_STRUCTURE",
     "Attempt",
     "Hypothesis",
     "HypothesisSettings",
     "Lesson",
+    "NotTried",
     "Outlook",
     "Refinement",
     "ShapeCost",
     "StopReason",
+    "Untried",
+    "UsedClass",
+    "believe_in_table",
     "consider",
     "hopeless",
     "hypothesize",

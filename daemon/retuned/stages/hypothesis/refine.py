@@ -133,6 +133,8 @@ class StopReason(StrEnum):
     """All attempts that the settings allow were made."""
     SAVING_TOO_SMALL = "saving-too-small"
     """The remaining expected saving is below `min_saving`."""
+    SEARCHED = "searched"
+    """The declared space was searched; the same search would end the same."""
     COSTS_MORE = "costs-more-than-it-saves"
     """Another attempt costs more device time than its expected saving."""
 

@@ -21,6 +21,9 @@ NOT_YET = frozenset(
         "torch-missing",  # the same, earlier
         "device-unknown",  # without a launch it is unknown which of several GPUs it serves
         "self-check-no-shape",  # without a launch there are no inputs to check with
+        "unknown-tunable",  # a tunable without a launch so far
+        "rule-without-launch",  # its sizes were not launched so far
+        "rule-not-described",  # the same, a moment later
         "runtime-error",  # such as no memory for the check just now
     }
 )

@@ -1,0 +1,176 @@
+"""The loop over tunables: from traffic to a table in force, and back.
+
+The server is a real process with a real autotuner in Triton's interpreter. One story has the real
+lab; in the others the lab is scripted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.standalone.local_world import Killed
+from tests.standalone.test_configured_loop import ask_back
+from tests.standalone.tunable_world import SIZE, ScriptedLab, TunableWorld
+
+from retuned.experiment.tunables import TunableLab
+from retuned.standalone.context import RecordKind
+
+
+class NothingToGain(ScriptedLab):
+    """Finds that the server's choice is the best."""
+
+    speedup = 1.0
+
+
+@pytest.fixture
+def tuned(tmp_path: Path) -> Iterator[TunableWorld]:
+    made = TunableWorld(tmp_path)
+    yield made
+    made.close()
+
+
+def promoted(tuned: TunableWorld) -> str:
+    """Go as far as a promoted table."""
+    id = tuned.swap()
+    tuned.look(4)
+    assert tuned.phase(id) == "Promoted", tuned.trail(id)
+    return id
+
+
+def test_a_choice_made_once_is_found_tried_by_the_real_lab_swapped_and_taken_back(
+    tmp_path: Path,
+) -> None:
+    tuned = TunableWorld(tmp_path, lab=TunableLab)
+    try:
+        server = tuned.start()
+        assert server.launch(1) == 16
+        id = promoted(tuned)
+        assert server.launch(1) == 256
+        assert server.launch(1, size=64) == 16, "only the sizes that were measured change"
+        ask_back(tuned, id)
+        tuned.look()
+        assert tuned.phase(id) == "RolledBack", tuned.trail(id)
+        assert server.launch(1) == 16
+        assert tuned.world.unexpected() == 0.0
+    finally:
+        tuned.close()
+
+
+def test_a_table_goes_from_traffic_to_the_server_and_back(tuned: TunableWorld) -> None:
+    server = tuned.start()
+    assert server.launch(1) == 16
+    id = promoted(tuned)
+    assert server.launch(1) == 256
+    assert [each for each in tuned.trail(id) if each[0] == "writes-table"]
+    ask_back(tuned, id)
+    tuned.look()
+    assert tuned.phase(id) == "RolledBack", tuned.trail(id)
+    assert server.launch(1) == 16
+    assert tuned.world.unexpected() == 0.0
+
+
+def test_all_processes_of_a_server_get_the_table(tuned: TunableWorld) -> None:
+    servers = [tuned.start(), tuned.start()]
+    promoted(tuned)
+    assert [each.launch(1) for each in servers] == [256, 256]
+
+
+def test_a_server_that_starts_again_gets_its_table_with_its_first_launches(
+    tuned: TunableWorld,
+) -> None:
+    id = None
+    tuned.start()
+    id = promoted(tuned)
+    tuned.servers[0].kill()
+    server = tuned.start()
+    tuned.look(2)
+    assert server.launch(1) == 16
+    tuned.look(2)
+    assert server.launch(1) == 256
+    assert tuned.phase(id) == "Promoted"
+    assert tuned.world.unexpected() == 0.0
+
+
+def test_a_server_of_another_version_is_left_as_it_is(tuned: TunableWorld) -> None:
+    tuned.start()
+    id = promoted(tuned)
+    tuned.servers[0].kill()
+    server = tuned.start(RETUNED_TEST_PRODUCT="2.0 * x")
+    assert server.launch(9) == 16
+    tuned.look(3)
+    assert server.launch(9) == 16
+    assert tuned.phase(id) == "RolledBack", tuned.trail(id)
+    assert ("harm-detected", "source-differs") in tuned.trail(id)
+
+
+def test_where_nothing_is_gained_the_search_is_not_repeated_and_says_why(tmp_path: Path) -> None:
+    tuned = TunableWorld(tmp_path, lab=NothingToGain)
+    try:
+        tuned.start()
+        tuned.serve(6)
+        (experiment,) = tuned.world.store.list(RecordKind.EXPERIMENT)
+        done = tuned.world.store.events(id=experiment.id)[-1].detail
+        assert (done["next"], done["why"]) == ("searched", "a script")
+        assert tuned.tunable()["reason"] == "all-tried"
+        assert tuned.world.store.list(RecordKind.PROPOSAL) == []
+    finally:
+        tuned.close()
+
+
+def test_traffic_of_another_size_is_tried_and_the_old_size_keeps_its_rule(
+    tuned: TunableWorld,
+) -> None:
+    server = tuned.start()
+    first = promoted(tuned)
+    tuned.serve(8, size=4 * SIZE)
+    tuned.world.approve_what_waits()
+    tuned.look(4)
+    proposals = tuned.world.store.list(RecordKind.PROPOSAL)
+    assert len(proposals) == 2, [tuned.trail(each.id) for each in proposals]
+    second = next(each.id for each in proposals if each.id != first)
+    assert (server.launch(1), server.launch(1, size=4 * SIZE)) == (256, 256)
+    ask_back(tuned, second)
+    tuned.look()
+    assert tuned.phase(second) == "RolledBack", tuned.trail(second)
+    assert (server.launch(1), server.launch(1, size=4 * SIZE)) == (256, 16)
+
+
+def test_a_server_that_does_not_launch_is_asked_again(tuned: TunableWorld) -> None:
+    tuned.look(3)
+    assert tuned.world.store.list(RecordKind.TUNABLE) == []
+    tuned.start()
+    tuned.look(3)
+    assert tuned.world.store.list(RecordKind.TUNABLE) == []
+    assert tuned.world.unexpected() == 0.0
+
+
+def test_seldom_launches_are_no_reason_to_try(tuned: TunableWorld) -> None:
+    tuned.start()
+    tuned.serve(4, launches=1)
+    assert tuned.tunable()["reason"] == "no-traffic"
+    assert tuned.world.store.list(RecordKind.EXPERIMENT) == []
+
+
+def test_every_kill_ends_with_the_table_in_force(tmp_path: Path) -> None:
+    for kill_at in (3, 6, 9, 12, 15, 18):
+        folder = tmp_path / str(kill_at)
+        folder.mkdir()
+        tuned = TunableWorld(folder)
+        try:
+            server = tuned.start()
+            tuned.serve(4)
+            tuned.world.approve_what_waits()
+            tuned.world.kill_at = tuned.world.boundaries + kill_at
+            try:
+                tuned.look(4)
+            except Killed:
+                tuned.restart_daemon()
+            tuned.world.kill_at = None
+            tuned.look(6)
+            assert server.launch(1) == 256, kill_at
+            (stored,) = tuned.world.store.list(RecordKind.PROPOSAL)
+            assert stored.phase == "Promoted", (kill_at, tuned.trail(stored.id))
+        finally:
+            tuned.close()

@@ -1,0 +1,70 @@
+"""A server whose kernel is autotuned, as a process: Triton's interpreter, a real `Autotuner`.
+
+Run as ``python -m tests.standalone.tunable_server SOCKET_DIR FOLDER``; `FOLDER` gets the module of
+the kernel. Prints ``ready``. Each line on stdin is ``[size, launches]``; each line on stdout the
+largest difference from the right answer and the block of the last launch. Ends with stdin.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+from retuned.runtime import attach
+
+MODULE = "tuned_server_kernels"
+KERNEL = """
+
+import triton
+import triton.language as tl
+
+@triton.jit
+def _doubled(x_ptr, out_ptr, n, wide, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < n, other=0.0)
+    tl.store(out_ptr + at, x * 2.0, mask=at < n)
+
+CONFIGS = [
+    triton.Config({"BLOCK": block}, num_warps=2, num_stages=1) for block in (16, 64, 256)
+]
+doubled = triton.autotune(configs=CONFIGS, key=["wide"])(_doubled)
+"""
+FROZEN = int(os.environ.get("RETUNED_TEST_FROZEN", "0"))
+"""Which of the configurations the server has chosen once, at a warm-up size."""
+
+
+def serve(sockets: Path, folder: Path) -> None:
+    """Answer until stdin ends."""
+    import torch
+
+    text = KERNEL.replace("x * 2.0", os.environ.get("RETUNED_TEST_PRODUCT", "x * 2.0"))
+    (folder / f"{MODULE}.py").write_text(text)
+    sys.path.insert(0, str(folder))
+    import tuned_server_kernels as kernels  # type: ignore[import-not-found]
+
+    kernels.doubled.cache[(1, "torch.float32", "torch.float32")] = kernels.CONFIGS[FROZEN]
+    runtime = attach(server="tuned-test", socket_dir=sockets)
+    runtime.tune_tables()
+    ran: list[int] = []
+
+    def grid(meta: dict[str, int]) -> tuple[int]:
+        ran.append(meta["BLOCK"])
+        return (-(-size // meta["BLOCK"]),)
+
+    print("ready", flush=True)  # noqa: T201
+    for line in sys.stdin:
+        size, times = json.loads(line)
+        x, out = torch.randn(size), torch.empty(size)
+        for _ in range(times):
+            kernels.doubled[grid](x, out, n=size, wide=1)
+        worst = float((out - 2.0 * x).abs().max())
+        print(json.dumps([worst, ran[-1]]), flush=True)  # noqa: T201
+    runtime.close()
+
+
+if __name__ == "__main__":
+    serve(*map(Path, sys.argv[1:3]))
