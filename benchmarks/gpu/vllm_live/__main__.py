@@ -22,15 +22,18 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.gpu.vllm_live import direct
 from benchmarks.gpu.vllm_live.load import Load, answers, compared, interval, streams
 from benchmarks.gpu.vllm_live.server import Daemon, Vllm
 from benchmarks.gpu.vllm_live.toggles import Toggles
+
+from retuned.runtime.artifacts.trust import SIGNATURE_FILE
+from retuned.store.artifact_folder import MANIFEST
 
 HERE = Path(__file__).resolve().parent
 
@@ -50,6 +53,8 @@ class Case:
     """Streams and their prompt length, where decode in graphs is measured."""
     seek_s: float = 220.0
     """How long the loop has to find, try and swap."""
+    expected: int = 1
+    """Tables after which it has done so."""
 
 
 CASES = {
@@ -74,6 +79,8 @@ CASES = {
         chat=((128, 256, 384, 512), 64, 16),
         drifted=((16384,), 1, 4),
         per_block=16,
+        seek_s=300.0,
+        expected=4,
     ),
     "moe": Case(
         model="moe_fp8",
@@ -97,6 +104,13 @@ CASES = {
         seek_s=45.0,
     ),
 }
+
+
+class Signed(NamedTuple):
+    """A table, and the daemon's signature; empty where the search was done without a daemon."""
+
+    text: str
+    signature: str = ""
 
 
 class Show:
@@ -218,7 +232,7 @@ async def _traffic(show: Show, server: Vllm, daemon: Daemon, toggles: Toggles) -
     lengths, output, concurrency = show.case.drifted
     drifted = await Load(server.url, concurrency, lengths, output, seed="drifted").start()
     show.note("drift begins")
-    seek_s = min(show.case.seek_s, show.left_s - 120)
+    seek_s = min(show.case.seek_s, show.left_s - 130)
     begin_s, seen, approved = time.monotonic(), set[str](), set[str]()
     while time.monotonic() - begin_s < seek_s:
         listed = await asyncio.to_thread(daemon.json, "proposals")
@@ -248,10 +262,13 @@ async def _traffic(show: Show, server: Vllm, daemon: Daemon, toggles: Toggles) -
             if name not in seen:
                 seen.add(name)
                 show.note("in force", tunable=name, table=table)
-        if len(drifted.failed) > 20:
+        if len(drifted.failed) > 20 or len(engaged) >= show.case.expected:
             break
         await asyncio.sleep(1.0)
-    show.results["history"] = await asyncio.to_thread(daemon.json, "history")
+    if approved:
+        await asyncio.sleep(5.0)
+        await show.part("rollback", lambda: _rollback(daemon, toggles, approved))
+    show.results["history"] = await asyncio.to_thread(daemon.json, "history", "--limit", "400")
     show.results["status"] = await asyncio.to_thread(daemon.json, "status")
     await drifted.stop()
     show.results["requests"] = {
@@ -263,6 +280,26 @@ async def _traffic(show: Show, server: Vllm, daemon: Daemon, toggles: Toggles) -
     await show.part("after_drift", lambda: _report(toggles))
 
 
+async def _rollback(daemon: Daemon, toggles: Toggles, proposals: Collection[str]) -> dict[str, Any]:
+    """Let the daemon take all tables back by command; return the seconds until none is in force."""
+    begin_s = time.monotonic()
+    said = [
+        await asyncio.to_thread(daemon.command, "rollback", each, "-m", "benchmark")
+        for each in proposals
+    ]
+    commanded_s = time.monotonic() - begin_s
+    while time.monotonic() - begin_s < 30.0:
+        report = await asyncio.to_thread(toggles.report)
+        if not any(each["table"] for each in report["tunables"]):
+            return {
+                "commands_s": round(commanded_s, 2),
+                "original_s": round(time.monotonic() - begin_s, 2),
+                "outcomes": [o for o in report["outcomes"].items() if ":back:" in o[0]],
+            }
+        await asyncio.sleep(0.2)
+    raise RuntimeError(f"tables are still in force: {said}")
+
+
 async def _survey(daemon: Daemon, server: Vllm) -> object:
     status, said = await asyncio.to_thread(daemon.command, "survey", str(server.sockets), "--json")
     try:
@@ -271,25 +308,19 @@ async def _survey(daemon: Daemon, server: Vllm) -> object:
         return {"status": status, "said": said[-3000:]}
 
 
-def _tables(daemon: Daemon) -> list[str]:
-    """Return the texts of the signed changes, the newest of each tunable."""
-    found: dict[str, tuple[float, str]] = {}
-    for path in daemon.state.rglob("*"):
-        if not path.is_file() or path.stat().st_size > 64 << 10:
-            continue
-        try:
-            text = path.read_text("utf-8")
-            body = json.loads(text)
-        except (ValueError, OSError):
-            continue
-        if isinstance(body, dict) and body.get("format") == "table":
-            at = path.stat().st_mtime
-            if at > found.get(body["tunable"], (0.0, ""))[0]:
-                found[body["tunable"]] = (at, text)
-    return [text for _, text in found.values()]
+def _tables(daemon: Daemon) -> list[Signed]:
+    """Return the signed changes of the daemon, the newest of each tunable."""
+    found: dict[str, tuple[float, Signed]] = {}
+    for path in (daemon.state / "lab" / "files").glob(f"*/{MANIFEST}"):
+        text = path.read_text("utf-8")
+        signature = (path.parent / SIGNATURE_FILE).read_text("utf-8")
+        name, at = json.loads(text)["tunable"], path.stat().st_mtime
+        if at > found.get(name, (0.0, None))[0]:
+            found[name] = (at, Signed(text, signature))
+    return [signed for _, signed in found.values()]
 
 
-async def _direct(show: Show, server: Vllm, toggles: Toggles) -> list[str]:
+async def _direct(show: Show, server: Vllm, toggles: Toggles) -> list[Signed]:
     """Play the traffic, and search without the daemon."""
     lengths, output, concurrency = show.case.chat
     chat = await Load(server.url, concurrency, lengths, output, seed="chat").start()
@@ -311,7 +342,7 @@ async def _direct(show: Show, server: Vllm, toggles: Toggles) -> list[str]:
             )
     await load.until(len(load.done) + 4 * concurrency)
     await show.part("before_search", lambda: _report(toggles))
-    found: list[str] = []
+    found: list[Signed] = []
 
     async def searched() -> list[dict[str, Any]]:
         limit_s = min(show.case.seek_s, show.left_s - 170.0)
@@ -323,7 +354,7 @@ async def _direct(show: Show, server: Vllm, toggles: Toggles) -> list[str]:
             pausing=show.options.device == "0",
             until_s=time.monotonic() + limit_s,
         )
-        found.extend(tables)
+        found.extend(map(Signed, tables))
         return measured
 
     await show.part("search", searched)
@@ -337,16 +368,16 @@ async def _direct(show: Show, server: Vllm, toggles: Toggles) -> list[str]:
     return found
 
 
-async def _proof(show: Show, server: Vllm, tables: list[str], toggles: Toggles) -> None:
-    show.results["tables"] = [json.loads(each) for each in tables]
+async def _proof(show: Show, server: Vllm, tables: list[Signed], toggles: Toggles) -> None:
+    show.results["tables"] = [json.loads(each.text) for each in tables]
     if not tables:
         show.note("no table: nothing was won")
         return
 
     def switch(on: bool) -> list[dict[str, Any]]:
         if on:
-            return [toggles.on(each) for each in tables]
-        return [toggles.off(json.loads(each)["tunable"]) for each in tables]
+            return [toggles.on(each.text, signature=each.signature) for each in tables]
+        return [toggles.off(json.loads(each.text)["tunable"]) for each in tables]
 
     await show.part("first_switch", lambda: asyncio.to_thread(switch, True))
     await show.part("pairs", lambda: _pairs(show, server, switch))

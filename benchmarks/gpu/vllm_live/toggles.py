@@ -41,7 +41,7 @@ class Toggles:
         """Return the report on tunables."""
         return self.ask({"op": "tunables"})
 
-    def on(self, table: str) -> dict[str, Any]:
+    def on(self, table: str, *, signature: str = "") -> dict[str, Any]:
         """Prepare and commit a table; returns the process's answer."""
         text = json.loads(table)
         self._count += 1
@@ -58,8 +58,11 @@ class Toggles:
             "artifact": "sha256:" + hashlib.sha256(table.encode()).hexdigest(),
         }
         self._swaps[order["definition"]] = order
-        self.ask({"op": "tunable-prepare", "order": order, "term": _TERM})
-        answer = self.ask({"op": "tunable-commit", "order": order, "term": _TERM})
+        request: dict[str, Any] = {"order": order, "term": _TERM}
+        if signature:
+            request["signature"] = signature
+        self.ask(request | {"op": "tunable-prepare"})
+        answer = self.ask(request | {"op": "tunable-commit"})
         self.pauses_us.append(float(answer.get("pause_us") or 0.0))
         return answer
 

@@ -7,6 +7,7 @@ clone of it. The judge and the evidence are those of every experiment.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import math
@@ -14,6 +15,7 @@ import re
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -59,6 +61,8 @@ _FILE = "table.json"
 _RETRY_S = 5.0
 _ROOM_BYTES = 1 << 30
 """Device memory for a child's context and its compiled kernels."""
+_AHEAD = 4
+"""Processes that start while one measures, itself included."""
 _BLOCKS, _PAIRS = 2, 3
 """Blocks of a size class in one process, and pairs of one block."""
 _REASONS: Mapping[str, Reason] = {
@@ -220,8 +224,36 @@ class TunableLab:
 
     def _child(self, task: TunableTask) -> ChildProcess:
         self._check_stopped()
-        folder = self._folder / "child"
-        return ChildProcess(task.environment, device=task.device, folder=folder)
+        return ChildProcess(
+            task.environment,
+            device=task.device,
+            folder=self._folder / "child",
+            modules=sorted({str(each["module"]) for each in task.recipes if each.get("module")}),
+        )
+
+    @contextlib.contextmanager
+    def _children(self, task: TunableTask, count: int) -> Iterator[Iterator[ChildProcess]]:
+        """Yield fresh processes, one after the other.
+
+        On a GPU the next ones import the server meanwhile: that takes longer than to measure. They
+        do not use the device before their turn.
+        """
+        ahead = _AHEAD if task.device else 1
+        waiting: deque[ChildProcess] = deque()
+
+        def each() -> Iterator[ChildProcess]:
+            for number in range(count):
+                while len(waiting) < min(ahead, count - number):
+                    waiting.append(self._child(task))
+                with waiting[0] as child:
+                    yield child
+                waiting.popleft()
+
+        try:
+            yield each()
+        finally:
+            for child in waiting:
+                child.close()
 
     def _searched(
         self, plan: ExperimentPlan, task: TunableTask, *, deadline_s: float
@@ -268,8 +300,8 @@ class TunableLab:
         rows = [_Rows() for _ in plan.workloads]
         checks = [Check(gate="G0"), Check(gate="G1"), Check(gate="G2")]
         worst = 0.0
-        for process in range(self._processes):
-            with self._child(task) as child:
+        with self._children(task, self._processes) as children:
+            for process, child in enumerate(children):
                 for index, workload in enumerate(plan.workloads):
                     axes = dict(workload.axes)
                     config = chosen(rules, axes)
@@ -387,11 +419,15 @@ class _Rows:
         request["seconds"] = task.slice_s
         child.ask({**request, "pairs": 1, "seed": seed}, limit_s=CHECK_S)  # compiles
         for _ in range(_BLOCKS):
-            with task.exclusive():
-                said = child.ask({**request, "seed": seed}, limit_s=CHECK_S)
-            for row in said["pairs"]:
-                self.times.append((float(row[0]), float(row[1]), float(row[2])))
-                self.blocks.append(len(self.processes))
+            missing = _PAIRS
+            while missing > 0:  # a slice of slow launches ends early
+                wanted = {**request, "pairs": missing, "seed": seed + missing}
+                with task.exclusive():
+                    said = child.ask(wanted, limit_s=CHECK_S)
+                for row in said["pairs"]:
+                    self.times.append((float(row[0]), float(row[1]), float(row[2])))
+                    self.blocks.append(len(self.processes))
+                missing -= len(said["pairs"])
             self.processes.append(process)
 
     def samples(self, weight: float) -> ShapeSamples:

@@ -50,6 +50,8 @@ class AskedClass(_Answer):
     timed_us: float = Field(default=0.0, ge=0.0)
     """Device time of the timed launches, microseconds."""
     config: dict[str, Any] = Field(default_factory=dict, max_length=64)
+    ready: bool = True
+    """Whether an experiment can repeat a launch of it, as it was described."""
     how: _Text = ""
     """How the server chose: ``frozen``, ``exact``, ``nearest``, ``default``, ``literal`` or
     ``table``."""

@@ -166,8 +166,8 @@ def _look(ctx: Context, definition: str, processes: Sequence[TunableProcess]) ->
             update={"reason": str(answer.reason), "detail": answer.detail[:1000]}
         )
     _keep(ctx, found)
+    _let_record(ctx, definition, processes)
     if not isinstance(answer, Untried):
-        _tell_record(ctx, definition, processes)
         open_belief(ctx, answer)
 
 
@@ -253,6 +253,7 @@ def used_classes(definition: str, before: TunableProcess, now: TunableProcess) -
                 launches=launches,
                 time_us=launches * mean_us,
                 gain_ratio=prior.expected if prior is not None else 1.0,
+                ready=each.ready,
             )
         )
     return found
@@ -296,6 +297,7 @@ def _together(used: Sequence[UsedClass]) -> list[UsedClass]:
             launches=each.launches + (other.launches if other else 0.0),
             time_us=each.time_us + (other.time_us if other else 0.0),
             gain_ratio=each.gain_ratio,
+            ready=each.ready or (other is not None and other.ready),
         )
     return list(found.values())
 
@@ -352,12 +354,17 @@ def _keep(ctx: Context, found: SeenTunable) -> None:
         )
 
 
-def _tell_record(ctx: Context, definition: str, processes: Sequence[TunableProcess]) -> None:
+def _let_record(ctx: Context, definition: str, processes: Sequence[TunableProcess]) -> None:
     """Let launches be described with values of integer tensors, if owner and policy allow it."""
     assert ctx.tunables is not None, "asked before"
-    if ctx.captures is None or not captured_inputs.is_allowed(ctx, definition):
+    lacking = [
+        each
+        for each in processes
+        if any(not asked.ready and asked.launches for asked in each.tunables[definition].asked)
+    ]
+    if not lacking or not captured_inputs.is_allowed(ctx, definition):
         return
-    for each in processes:
+    for each in lacking:
         try:
             ctx.tunables.tap.record(each, definition, on=True)
         except RetunedError as error:

@@ -10,6 +10,7 @@ takes longer than most experiments. Nothing of the server's memory is reachable 
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
 import sys
@@ -47,23 +48,26 @@ class Child:
         except Exception as error:  # whatever the server's code or a candidate raises
             return {"ok": False, "reason": _code(error), "detail": traceback.format_exc()[-1500:]}
 
-    def do_hello(self, _: Mapping[str, Any]) -> dict[str, Any]:
-        """Load PyTorch; return what runs here."""
+    def do_hello(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Load PyTorch and modules of the server; the device is not used yet."""
         import torch
 
         self._torch = torch
+        for name in request.get("modules", ()):
+            try:
+                importlib.import_module(str(name))
+            except Exception:  # the case that needs it says so
+                traceback.print_exc()
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
-        found: dict[str, Any] = {"torch": torch.__version__, "device": self._device}
-        if self._device == "cuda":
-            known = torch.cuda.get_device_properties(0)
-            found |= {"name": known.name, "uuid": str(getattr(known, "uuid", ""))}
-            found["free_bytes"] = torch.cuda.mem_get_info()[0]
-            self._flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
-        return found
+        return {"torch": torch.__version__, "device": self._device}
 
     def do_open(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Build a case."""
         index = len(self._cases)
+        if self._device == "cuda" and self._flush is None:
+            self._flush = self._torch.empty(
+                _FLUSH_BYTES, dtype=self._torch.uint8, device=self._device
+            )
         with self._torch.inference_mode():
             case = build(request["recipe"], torch=self._torch, device=self._device)
             case.reset(0)

@@ -9,7 +9,7 @@ import selectors
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -32,9 +32,18 @@ class ChildProcess:
         Value of ``CUDA_VISIBLE_DEVICES``; empty without a GPU.
     folder
         For its compiler cache and its log.
+    modules
+        Of the server, imported at the start.
     """
 
-    def __init__(self, environment: Mapping[str, Any], *, device: str, folder: Path) -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, Any],
+        *,
+        device: str,
+        folder: Path,
+        modules: Sequence[str] = (),
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._link = tempfile.TemporaryDirectory(prefix="retuned-child-")
         root = Path(self._link.name)
@@ -57,12 +66,13 @@ class ChildProcess:
         self._log = (folder / "child.log").open("ab")
         self._words = [str(environment["executable"]), "-P", "-m", "retuned.tunables.child"]
         self._variables, self._folder = variables, folder
+        self._first = {"op": "hello", "modules": list(modules)}
         self._process = self._started()
         self._rest = b""
         self.hello: dict[str, Any] = {}
 
     def _started(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             self._words,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -70,10 +80,15 @@ class ChildProcess:
             env=self._variables,
             cwd=self._folder,
         )
+        assert process.stdin is not None, "opened as a pipe"
+        with contextlib.suppress(BrokenPipeError):  # its end is seen where the answer is read
+            process.stdin.write(json.dumps(self._first).encode() + b"\n")
+            process.stdin.flush()
+        return process
 
     def __enter__(self) -> Self:
         try:
-            self.hello = self.ask({"op": "hello"}, limit_s=START_S)
+            self.hello = self._answer(START_S)
         except CandidateError as error:
             self.close()
             message = f"the server's Python did not start an experiment: {error}; see child.log"
@@ -91,7 +106,7 @@ class ChildProcess:
         self._end()
         self._rest = b""
         self._process = self._started()
-        self.hello = self.ask({"op": "hello"}, limit_s=START_S)
+        self.hello = self._answer(START_S)
 
     def __exit__(
         self,
@@ -134,11 +149,19 @@ class ChildProcess:
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
+        except (BrokenPipeError, ValueError) as error:
+            raise self._crashed() from error
+        return self._answer(limit_s)
+
+    def _crashed(self) -> CandidateError:
+        self._process.kill()
+        return CandidateError("crashed", detail=f"the child ended with {self._process.wait()}")
+
+    def _answer(self, limit_s: float) -> dict[str, Any]:
+        try:
             answer = json.loads(self._line(limit_s))
-        except (BrokenPipeError, ValueError, EOFError) as error:
-            self._process.kill()
-            status = self._process.wait()
-            raise CandidateError("crashed", detail=f"the child ended with {status}") from error
+        except (ValueError, EOFError) as error:
+            raise self._crashed() from error
         if answer.get("ok") is not True:
             raise CandidateError(str(answer.get("reason"))[:64], detail=str(answer.get("detail")))
         return dict(answer)

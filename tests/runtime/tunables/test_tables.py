@@ -207,7 +207,7 @@ def test_named_sizes_are_captured_with_the_table_and_put_back(world: World) -> N
     assert (result["captured"], result["reach"]) == ([16, 8], "all")
     assert world.back(result)["reach"] == "all"
     assert world.report(name)["table"] is None
-    assert world.graphs.log == [("capture", (16, 8)), ("restore", (16, 8))]
+    assert world.graphs.log == [("capture", (16,)), ("capture", (8,)), ("restore", (16, 8))]
 
 
 def test_a_table_that_names_no_size_does_not_reach_graphs(world: World) -> None:

@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 TableOrder = ChangeOrder[Table]
 FAMILIES = ("autotune", "attention", "moe")
 MAX_PREPARED = 16
+_CAPTURE_S = 5.0
+"""Captures of one order; further sizes follow at idle moments."""
 _MAX_RECIPE_BYTES = 4 << 20
 _VARIABLES = ("VLLM_", "SGLANG_", "TRITON_", "TORCHINDUCTOR_", "CUDA_", "HIP_", "LD_LIBRARY_PATH")
 """Variables that an experiment in this server's environment needs."""
@@ -416,7 +418,7 @@ class Tunables:
             while len(self._tables) > MAX_HISTORY:
                 self._tables.popitem(last=False)
         tunable.forget_matches()
-        recapture_s = self._capture(tunable)
+        recapture_s = self._capture(tunable, most_s=_CAPTURE_S)
         ledger.carried_out(order.id, epoch=order.epoch, artifact=None, flip_ns=int(1e3 * held_us))
         result = {
             "outcome": "engaged",
@@ -435,20 +437,34 @@ class Tunables:
         self._remember(order.id, result)
         return result
 
-    def _capture(self, tunable: Tunable) -> float:
-        """Capture the table's sizes again if the server is idle; return the seconds."""
+    def _capture(self, tunable: Tunable, *, most_s: float = 0.0) -> float:
+        """Capture the table's sizes again while the server is idle; return the seconds.
+
+        One size at a time, each at a safe point of its own: a request that arrives waits for one.
+
+        Parameters
+        ----------
+        most_s
+            No further size begins after this time.
+        """
+        total_s = 0.0
+        if self.steps.worker is None:
+            return total_s
         wanted = [each for each in _captures(tunable) if each.size not in tunable.captured_sizes]
-        if not wanted or self.steps.worker is None:
-            return 0.0
-        try:
-            done, held_us = self.steps.at_safe_point(
-                lambda worker: self._graphs.capture(worker, wanted, tables=self._in_force())
-            )
-        except Refused as error:
-            log.info("graphs of %s stay as they are: %s", tunable.id, error)
-            return 0.0
-        tunable.captured_sizes = (*tunable.captured_sizes, *done)
-        return held_us / 1e6
+        for each in wanted:
+            try:
+                done, held_us = self.steps.at_safe_point(self._capturing(each))
+            except Refused as error:
+                log.info("graphs of %s stay as they are: %s", tunable.id, error)
+                break
+            tunable.captured_sizes = (*tunable.captured_sizes, *done)
+            total_s += held_us / 1e6
+            if total_s >= most_s:
+                break
+        return total_s
+
+    def _capturing(self, wanted: Capture) -> Callable[[Any], list[int]]:
+        return lambda worker: self._graphs.capture(worker, [wanted], tables=self._in_force())
 
     def _recaptured_later(self, sizes: Sequence[int]) -> None:
         """Note that graphs of these sizes are the server's own again, for every tunable."""

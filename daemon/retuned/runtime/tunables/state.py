@@ -40,6 +40,7 @@ class SizeClass:
         "launches",
         "matched",
         "pending",
+        "ready",
         "sizes",
         "timed",
         "timed_us",
@@ -59,6 +60,8 @@ class SizeClass:
         """Pairs of device events whose time is not known yet."""
         self.described: bool | None = None
         """Whether a launch was described, with values of integer tensors or without."""
+        self.ready = False
+        """Whether an experiment can repeat the described launch."""
         self.config: Config = {}
         self.how = ""
         self.detail = ""
@@ -83,6 +86,7 @@ class SizeClass:
             "timed_us": round(self.timed_us, 3),
             "captured": self.captured,
             "sizes": sorted(self.sizes)[:_MAX_SIZES],
+            "ready": self.ready,
             "config": dict(self.config),
             "how": self.how,
             "detail": self.detail,
@@ -161,6 +165,7 @@ class Tunable:
     def record(self, sized: SizeClass, recipe: Mapping[str, Any]) -> None:
         """Keep the description of a launch; at most one for each size class."""
         sized.described = self.recording
+        sized.ready = self.family != "autotune" or not lacks_values(recipe)
         self.recipes[tuple(sized.axes.values())] = dict(recipe)
 
     @property
@@ -321,6 +326,24 @@ def _tensor_spec(torch: Any, value: Any, budget: list[int]) -> dict[str, Any]:  
         dense = value.detach().contiguous().cpu().view(torch.uint8).flatten()
         spec["data"] = base64.b64encode(bytes(dense.tolist())).decode()
     return spec
+
+
+def lacks_values(recipe: Mapping[str, Any]) -> bool:
+    """Whether a described launch has integer tensors whose values were not copied.
+
+    Examples
+    --------
+    >>> index = {"dtype": "int32", "shape": [4], "stride": [1], "data": None}
+    >>> lacks_values({"call": {"arguments": [["index", {"tensor": index}]]}})
+    True
+    """
+    for _, spec in recipe["call"].get("arguments", ()):
+        tensor = spec.get("tensor")
+        if tensor is None or tensor["data"] is not None or 0 in tensor["shape"]:
+            continue
+        if not str(tensor["dtype"]).startswith(("float", "bfloat", "complex")):
+            return True
+    return False
 
 
 def replace_everywhere(name: str, old: Any, new: Any) -> None:  # noqa: ANN401 - functions

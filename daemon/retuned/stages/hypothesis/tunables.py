@@ -24,6 +24,8 @@ class NotTried(StrEnum):
 
     NO_TRAFFIC = "no-traffic"
     """No size class was launched often enough in the observed time."""
+    NOT_DESCRIBED = "not-described"
+    """No launch is described so that an experiment can repeat it."""
     NO_TIME = "time-unknown"
     """The device time of its launches is not known yet."""
     SAVING_TOO_SMALL = "saving-too-small"
@@ -58,6 +60,8 @@ class UsedClass:
     """Device time of these launches; an estimate for replays of graphs."""
     gain_ratio: float
     """Expected time of the server's choice over that of the best configuration."""
+    ready: bool = True
+    """Whether an experiment can repeat a launch of it."""
 
     @property
     def key(self) -> tuple[tuple[str, int], ...]:
@@ -109,15 +113,22 @@ def believe_in_table(
             reason=NotTried.NO_TRAFFIC,
             detail=f"no size class was launched {LEAST_LAUNCHES} times in {observed_s:.0f} s",
         )
+    ready = [each for each in launched if each.ready]
+    if not ready:
+        detail = (
+            f"launches of {len(launched)} size classes have whole numbers that were not recorded: "
+            "allow it by RETUNED_CAPTURE, capture_inputs and spec.capture"
+        )
+        return Untried(reason=NotTried.NOT_DESCRIBED, detail=detail)
     if not any(each.time_us > 0.0 for each in launched):
         detail = f"{len(launched)} size classes were launched and none was timed"
         return Untried(reason=NotTried.NO_TIME, detail=detail)
     total_us = max(busy_us, sum(each.time_us for each in launched))
-    fresh = [each for each in launched if each.key not in tried]
+    fresh = [each for each in ready if each.key not in tried]
     saving = sum(map(_saved_us, fresh)) / total_us
     if saving < settings.min_saving:
-        return _too_little(launched, fresh, saving=saving, total_us=total_us, settings=settings)
-    ranked = sorted(launched, key=lambda each: -_saved_us(each))
+        return _too_little(ready, fresh, saving=saving, total_us=total_us, settings=settings)
+    ranked = sorted(ready, key=lambda each: -_saved_us(each))
     kept = [each for each in ranked if each.key in needed]
     kept += [each for each in ranked if each not in kept][: settings.max_shapes]
     spent_us = sum(each.time_us for each in kept)
@@ -150,18 +161,18 @@ def _saved_us(used: UsedClass) -> float:
 
 
 def _too_little(
-    launched: Sequence[UsedClass],
+    ready: Sequence[UsedClass],
     fresh: Sequence[UsedClass],
     *,
     saving: float,
     total_us: float,
     settings: HypothesisSettings,
 ) -> Untried:
-    every = sum(map(_saved_us, launched)) / total_us
+    every = sum(map(_saved_us, ready)) / total_us
     if every >= settings.min_saving:
-        detail = f"{len(launched) - len(fresh)} of {len(launched)} size classes were tried"
+        detail = f"{len(ready) - len(fresh)} of {len(ready)} size classes were tried"
         return Untried(reason=NotTried.ALL_TRIED, detail=detail)
-    share = sum(each.time_us for each in launched) / total_us
+    share = sum(each.time_us for each in ready) / total_us
     detail = (
         f"takes {share:.1%} of the server's time; a table is expected to save {saving:.2%}, and "
         f"{settings.min_saving:.2%} are required"
