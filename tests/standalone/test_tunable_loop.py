@@ -146,6 +146,20 @@ def test_a_server_that_does_not_launch_is_asked_again(tuned: TunableWorld) -> No
     assert tuned.world.unexpected() == 0.0
 
 
+def test_whole_numbers_are_recorded_where_owner_and_policy_allow_it(tmp_path: Path) -> None:
+    tuned = TunableWorld(tmp_path, lab=TunableLab, captures=True)
+    try:
+        server = tuned.start(RETUNED_TEST_INDEX="1", RETUNED_CAPTURE="on")
+        tuned.serve(4)
+        assert tuned.tunable()["reason"] == "not-described"
+        assert tuned.world.store.list(RecordKind.EXPERIMENT) == []
+        tuned.permit(capture={"enabled": True})
+        promoted(tuned)
+        assert server.launch(1) == 256
+    finally:
+        tuned.close()
+
+
 def test_seldom_launches_are_no_reason_to_try(tuned: TunableWorld) -> None:
     tuned.start()
     tuned.serve(4, launches=1)

@@ -41,12 +41,18 @@ def serve(sockets: Path, folder: Path) -> None:
     """Answer until stdin ends."""
     import torch
 
-    text = KERNEL.replace("x * 2.0", os.environ.get("RETUNED_TEST_PRODUCT", "x * 2.0"))
+    indexed = bool(os.environ.get("RETUNED_TEST_INDEX"))
+    text = KERNEL
+    if indexed:  # whole numbers, whose values an experiment needs
+        text = text.replace("out_ptr, n,", "out_ptr, index_ptr, n,")
+        text = text.replace("x * 2.0", "x * 2.0 + tl.load(index_ptr)")
+    text = text.replace("x * 2.0", os.environ.get("RETUNED_TEST_PRODUCT", "x * 2.0"))
     (folder / f"{MODULE}.py").write_text(text)
     sys.path.insert(0, str(folder))
     import tuned_server_kernels as kernels  # type: ignore[import-not-found]
 
-    kernels.doubled.cache[(1, "torch.float32", "torch.float32")] = kernels.CONFIGS[FROZEN]
+    types = ("torch.float32", "torch.float32", *(("torch.int64",) if indexed else ()))
+    kernels.doubled.cache[(1, *types)] = kernels.CONFIGS[FROZEN]
     runtime = attach(server="tuned-test", socket_dir=sockets)
     runtime.tune_tables()
     ran: list[int] = []
@@ -59,8 +65,9 @@ def serve(sockets: Path, folder: Path) -> None:
     for line in sys.stdin:
         size, times = json.loads(line)
         x, out = torch.randn(size), torch.empty(size)
+        index = (torch.zeros(1, dtype=torch.int64),) if indexed else ()
         for _ in range(times):
-            kernels.doubled[grid](x, out, n=size, wide=1)
+            kernels.doubled[grid](x, out, *index, n=size, wide=1)
         worst = float((out - 2.0 * x).abs().max())
         print(json.dumps([worst, ran[-1]]), flush=True)  # noqa: T201
     runtime.close()

@@ -24,6 +24,7 @@ from retuned.experiment.tunables import (
 )
 from retuned.lab.evidence import keep
 from retuned.ports import Finding
+from retuned.runtime_client.captures import RuntimeCaptures
 from retuned.runtime_client.client import RuntimeSocket
 from retuned.runtime_client.tunables import RuntimeTunables
 from retuned.runtime_client.tuned_files import ChangeSwapper
@@ -31,7 +32,7 @@ from retuned.stages.experiment import ExperimentPlan, Turn, TurnOutcome
 from retuned.stages.gate import KernelTuningPolicy
 from retuned.stages.hypothesis import HypothesisSettings
 from retuned.stages.verdict import JudgeSettings
-from retuned.standalone.context import RecordKind, Tunables
+from retuned.standalone.context import Captures, RecordKind, Tunables
 from retuned.standalone.daemon import Loop
 from retuned.standalone.tunables import task_of
 from retuned.standalone.tuned_files import ConfiguredKernels, StoredChanges
@@ -131,6 +132,7 @@ class TunableWorld:
 
     folder: Path
     lab: type[TunableLab] = ScriptedLab
+    captures: bool = False
     servers: list[Server] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -158,6 +160,12 @@ class TunableWorld:
             ),
             catalog=ConfiguredKernels(ctx.catalog, ctx.store, buckets=ctx.settings.profile),
             changes=self.folder / "changes",
+            captures=Captures(
+                tap=RuntimeCaptures(path),
+                folder=self.folder / "inputs",
+                definition=lambda _: None,
+                enabled=self.captures,
+            ),
             tunables=Tunables(tap=RuntimeTunables(path, clock_s=ctx.clock.monotonic_s)),
         )
         lab = self.lab(lambda plan: task_of(ctx, plan), self.folder / "lab", clock=ctx.clock)

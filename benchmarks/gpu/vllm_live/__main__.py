@@ -2,7 +2,8 @@
 
     OUT=/tmp/out python -m benchmarks.gpu.vllm_live --vllm BIN/vllm --python BIN/python CASE
 
-Cases: ``attention`` (Triton attention, chat turns into long prompts), ``mamba2`` (autotuners that
+Cases: ``attention`` (Triton attention, chat turns into long prompts), ``decode`` (the same, into
+long answers to long prompts, decoded in captured graphs), ``mamba2`` (autotuners that
 were asked once at a warm-up size), ``moe`` (block-FP8 experts without a file on this card),
 ``default`` (a server with nothing to gain: FlashAttention). The program writes ``OUT/CASE.json``
 after each part. A part that fails is in the file with its error, and the parts after it run.
@@ -68,6 +69,18 @@ CASES = {
         chat=((128, 256, 384, 512), 64, 16),
         drifted=((8192,), 1, 4),
         per_block=10,
+        decode=(16, 8192),
+    ),
+    "decode": Case(
+        model="dense",
+        options=(
+            *("--attention-backend", "TRITON_ATTN", "--max-model-len", "16384"),
+            *("--max-num-batched-tokens", "8192", "--max-num-seqs", "64"),
+            *("--gpu-memory-utilization", "0.5"),
+        ),
+        chat=((128, 256, 384, 512), 64, 16),
+        drifted=((8192,), 400, 16),
+        per_block=16,
         decode=(16, 8192),
     ),
     "mamba2": Case(

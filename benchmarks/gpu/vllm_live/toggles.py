@@ -15,7 +15,7 @@ from typing import Any
 from retuned.errors import RetunedError
 from retuned.runtime_client.connection import told
 
-_TERM = 2**40
+_TERM = 2**51
 
 
 class Toggles:

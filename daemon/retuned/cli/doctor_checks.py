@@ -178,7 +178,10 @@ def cautions(settings: Settings) -> Iterator[str]:
         if problem:
             yield f"watched folder {folder} {problem}; no trace is read from it until it can be"
     if not settings.watch_dirs:
-        yield "no folder is watched, so nothing is ever seen; set watch_dirs or give --watch"
+        yield (
+            "no folder is watched, so only tunables of attached servers are seen; set watch_dirs "
+            "or give --watch"
+        )
     for policy in load_policies(settings.policy_files):
         idle = ", ".join(field.path for field in cluster_only_fields(policy))
         if idle:

@@ -97,6 +97,8 @@ class RecentStep(_Answer):
 class StepCounts(_Answer):
     """Steps of a process's server."""
 
+    hook: _Text = ""
+    """``on`` where the runtime knows the steps, and can pause between two; else a reason code."""
     busy_s: float = Field(default=0.0, ge=0.0)
     """Time between steps that followed each other, seconds."""
     sizes: dict[_Text, tuple[_Count, _Count]] = Field(default_factory=dict, max_length=64)

@@ -394,13 +394,15 @@ def _place(ctx: Context, definition: str, process: TunableProcess) -> _Place | U
     if other is not None:
         return _Place(other, False)
     limits = ctx.policy_limits(definition)
+    name = device.get("name")
+    if process.steps.hook != "on":
+        detail = f"no other {name} is free, and this server cannot be paused: {process.steps.hook}"
+        return Untried(reason=NotTried.NO_GPU, detail=detail)
     if limits is not None and limits.pauses.experiments:
         uuid = str(device.get("uuid", ""))
         own = f"GPU-{uuid}" if uuid and not uuid.startswith("GPU-") else uuid
         return _Place(own or str(device.get("index", 0)), True)
-    detail = (
-        f"no other {device.get('name')} is free, and no policy has spec.pauses.experiments: true"
-    )
+    detail = f"no other {name} is free, and no policy has spec.pauses.experiments: true"
     return Untried(reason=NotTried.NO_GPU, detail=detail)
 
 
@@ -530,7 +532,11 @@ class Pauses:
         if wait_s > 0:
             self._tunables.sleep(wait_s)
         self._inner = self._tunables.tap.paused(self._process, seconds=self.longest_s)
-        self._inner.__enter__()
+        try:
+            self._inner.__enter__()
+        except CandidateError as error:  # it says nothing about a configuration
+            message = f"the server was not paused: {error}"
+            raise TemporaryError(message, delay_s=5.0) from error
         self._begin_s = self._now_s()
 
     def __exit__(self, *error: object) -> None:

@@ -484,11 +484,12 @@ class Tunables:
                 self._capture(tunable)
 
     def _reach(self, tunable: Tunable) -> str:
-        """Return whether graphs still launch what was in force before."""
-        if tunable.table is not None and any(each["captured"] for each in tunable.asked()):
-            wanted = {each.size for each in _captures(tunable)}
-            return "all" if wanted and wanted <= set(tunable.captured_sizes) else "needs-recapture"
-        return "all"
+        """Return whether graphs still launch what was in force before where rules apply."""
+        table = tunable.table
+        if table is None or not tunable.is_captured(table):
+            return "all"
+        wanted = {each.size for each in _captures(tunable)}
+        return "all" if wanted and wanted <= set(tunable.captured_sizes) else "needs-recapture"
 
     def _repeated(self, order: TableOrder) -> None:
         """Adopt the later epoch of an order that is in force already."""

@@ -182,11 +182,14 @@ class Tunable:
         named = {name for name, _, _ in rule.when}
         if not named <= set(self.axes):
             return "axis-unknown"
-        for each in list(self._classes.values()):
-            ends = {name: (n // 2 + 1 if n > 1 else n, n) for name, n in each.axes.items()}
-            if all(low <= ends[a][1] and ends[a][0] <= high for a, low, high in rule.when):
-                return ""
+        if any(_overlaps(rule, each.axes) for each in list(self._classes.values())):
+            return ""
         return "rule-without-launch"
+
+    def is_captured(self, table: Table) -> bool:
+        """Whether graphs were captured at sizes that a rule of a table is for."""
+        captured = [each.axes for each in list(self._classes.values()) if each.captured]
+        return any(_overlaps(rule, axes) for rule in table.rules for axes in captured)
 
     def after_fork(self) -> None:
         """Start over in a child: no table, no counts, no recording."""
@@ -209,6 +212,12 @@ class Tunable:
         """Return the size classes, most launches first."""
         every = sorted(self._classes.values(), key=lambda each: -each.launches)
         return [each.report() for each in every[:MAX_CLASSES]]
+
+
+def _overlaps(rule: Rule, axes: Axes) -> bool:
+    """Whether a rule is for some launch of a size class."""
+    ends = {name: (n // 2 + 1 if n > 1 else n, n) for name, n in axes.items()}
+    return all(low <= ends[name][1] and ends[name][0] <= high for name, low, high in rule.when)
 
 
 class Registry:

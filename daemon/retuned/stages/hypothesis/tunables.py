@@ -30,6 +30,8 @@ class NotTried(StrEnum):
     """The device time of its launches is not known yet."""
     SAVING_TOO_SMALL = "saving-too-small"
     """What a table could save is below `min_saving`."""
+    IN_FORCE = "table-in-force"
+    """A table is in force for the size classes that matter."""
     ALL_TRIED = "all-tried"
     """Every size class that matters was tried against what the server launches."""
     UNDER_WAY = "under-way"
@@ -127,6 +129,9 @@ def believe_in_table(
     fresh = [each for each in ready if each.key not in tried]
     saving = sum(map(_saved_us, fresh)) / total_us
     if saving < settings.min_saving:
+        if any(each.key in needed for each in ready):
+            detail = f"{len(needed)} of {len(launched)} size classes run its rules"
+            return Untried(reason=NotTried.IN_FORCE, detail=detail)
         return _too_little(ready, fresh, saving=saving, total_us=total_us, settings=settings)
     ranked = sorted(ready, key=lambda each: -_saved_us(each))
     kept = [each for each in ranked if each.key in needed]
