@@ -58,10 +58,10 @@ class FakeNvml:
         return f"handle {number}"
 
     def nvmlDeviceGetUUID(self, handle: str) -> str:
-        return f"GPU-{handle[-1]}"
+        return str(self._or_error("names", f"GPU-{handle[-1]}"))
 
     def nvmlDeviceGetName(self, handle: str) -> str:
-        return "NVIDIA H200"
+        return str(self._or_error("names", "NVIDIA H200"))
 
     def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
         return int(self._or_error("clock", 1_400 if kind == self.NVML_CLOCK_SM else 2_619))
@@ -148,7 +148,7 @@ def test_an_older_driver_is_asked_by_the_older_name() -> None:
 
 
 def test_what_a_device_does_not_say_is_not_known_and_hides_nothing_else() -> None:
-    lacks = ["clock", "power", "temperature", "events", "throttles", "processes"]
+    lacks = ["clock", "power", "temperature", "events", "throttles", "processes", "names"]
     (first, _) = NvmlDevices(FakeNvml(lacks=lacks)).read()
     assert first == DeviceState(gpu="nvidia-0", busy_ratio=0.97, memory_used_bytes=60 << 30)
 

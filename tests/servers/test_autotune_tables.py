@@ -54,7 +54,7 @@ def test_a_frozen_choice_is_seen_and_a_table_changes_it(wheel: Wheel) -> None:
         tuner = frozen(module)
         assert launched(tuner) == 4
         (asked,) = only(registry).asked()
-        assert (asked["axes"], asked["how"]) == ({"elements": 8}, "frozen")
+        assert (asked["axes"], asked["how"]) == ({"elements": 8, "programs": 4}, "frozen")
         assert asked["config"] == words_of(tuner.configs[1])
         put(only(registry), words_of(tuner.configs[2]))
         assert launched(tuner) == 8

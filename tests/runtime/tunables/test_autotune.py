@@ -119,11 +119,24 @@ def test_a_choice_that_was_made_once_is_reported_with_the_sizes_that_it_serves(
     report = only(tunables)
     assert report["id"].startswith("tunable:autotune:_blocks:")
     assert [(a["axes"], a["launches"], a["how"]) for a in report["asked"]] == [
-        ({"elements": 64}, 2, "frozen"),
-        ({"elements": 1024}, 1, "frozen"),
+        ({"elements": 64, "programs": 4}, 2, "frozen"),
+        ({"elements": 1024, "programs": 64}, 1, "frozen"),
     ]
     assert report["asked"][0]["config"]["kwargs"] == {"BLOCK": 16}
     assert report["recorded"] == 2
+
+
+def test_a_batch_below_large_weights_has_a_size_class_of_its_own(tunables: Tunables) -> None:
+    kernel = tuner(frozen=0)
+    weights = torch.zeros(4096, dtype=torch.int64)
+    for n in (60, 1000):
+        x, seen = torch.ones(n), torch.zeros(n)
+        kernel[lambda meta, n=n: (triton.cdiv(n, meta["BLOCK"]),)](x, seen, weights, n=n, wide=1)
+    asked = [each["axes"] for each in only(tunables)["asked"]]
+    assert asked == [
+        {"elements": 4096, "programs": 4},
+        {"elements": 4096, "programs": 64},
+    ]
 
 
 def test_a_table_changes_the_sizes_that_it_names_and_comes_back(tunables: Tunables) -> None:

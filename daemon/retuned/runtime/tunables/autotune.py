@@ -3,12 +3,15 @@
 ``Autotuner.run`` is looked up on the class at each launch, so one assignment reaches kernels that
 were imported long before. The key of an autotuner often lacks the size of the traffic: the choice
 of the first launch, at a warm-up size, then serves all sizes. A table adds the size: the number of
-elements of the launch's largest tensor.
+elements of the launch's largest tensor, and of programs under the first declared configuration.
+Neither alone is enough: weights can be the largest tensor at every batch size, and a persistent
+kernel has as many programs as the device has processors.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,6 +30,7 @@ from retuned.runtime.tunables.state import (
 )
 
 MODULE = "triton.runtime.autotuner"
+AXES = ("elements", "programs")
 SECOND = "vllm.model_executor.layers.mamba.ops.triton_helpers"
 _PAST = "launch_autotuned"
 """vLLM's launch past the autotuner (0.33), from a cache that lacks the sizes as well."""
@@ -163,7 +167,7 @@ def _seen(
     if tunable is None:
         return None
     elements = max((each.numel() for each in named.values() if hasattr(each, "numel")), default=0)
-    axes = {"elements": elements}
+    axes = {"elements": elements, "programs": _programs(tuner, named)}
     sized = tunable.sized(axes)
     config = tunable.choose(axes, sized)
     in_capture = capturing()
@@ -173,6 +177,18 @@ def _seen(
         tunable.record(sized, _recipe(tuner, tunable, named, axes))
     chosen = None if config is None else config_of(config, declared=tuner.configs)
     return chosen, sized, in_capture
+
+
+def _programs(tuner: Any, named: Mapping[str, Any]) -> int:  # noqa: ANN401
+    """Return how many programs a launch has under the first configuration; 0 if unknown."""
+    grid = named.get("grid")
+    try:
+        if callable(grid):
+            own = {k: v for k, v in named.items() if k not in ("grid", "warmup")}
+            grid = grid({**own, **tuner.configs[0].all_kwargs()})
+        return math.prod(int(each) for each in grid or ())
+    except Exception:  # the server's own code, which fails in its own launch too
+        return 0
 
 
 def _key(tuner: Any, named: Mapping[str, Any]) -> tuple[Any, ...]:  # noqa: ANN401
@@ -290,7 +306,7 @@ def _made(tuner: Any, key: tuple[Any, ...]) -> Tunable:  # noqa: ANN401
         module=base.__module__,
         source=digest_of_text(source + repr(configs)),
         geometry={"key": [str(each) for each in key]},
-        axes=("elements",),
+        axes=AXES,
         space={"configs": configs},
         check=check,
         warm=warm,
