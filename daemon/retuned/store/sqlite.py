@@ -7,6 +7,7 @@ before the record that names them, so the worst a crash leaves behind is an unre
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sqlite3
@@ -79,7 +80,7 @@ class SqliteStore:
         self._in_transaction = False
         try:
             state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
+            _create(self.path)
             self._blobs = BlobFolder(state_dir / "blobs", hook=hook)
         except OSError as error:
             raise UsageError(
@@ -352,6 +353,19 @@ class SqliteStore:
             if type(error) is not sqlite3.DatabaseError:  # a constraint or a closed file: our fault
                 raise
             raise _damaged(self.path, str(error)) from error
+
+
+def _create(path: Path) -> None:
+    """Make the file for its owner alone; one that exists is never opened here.
+
+    To close any descriptor of the file would drop the locks of every connection that this process
+    has to it. The next process that leaves the database would then remove the log in use.
+    """
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except FileExistsError:
+        if not os.access(path, os.R_OK | os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path)) from None
 
 
 def _damaged(path: Path, text: str) -> UnreadableInput:
