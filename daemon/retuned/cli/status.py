@@ -18,8 +18,11 @@ from retuned.cli.session import ConfigOption, StateOption, desk
 from retuned.errors import MissingDependency, RetunedError, TemporaryError
 from retuned.report.proposal_text import freeze_line
 from retuned.runtime_client.status import ProcessStatus, SlotStatus, Standings, WindowFacts
+from retuned.runtime_client.tunables import RuntimeTunables
+from retuned.runtime_client.tuned_files import TUNABLE
 from retuned.settings import Settings, load_settings
 from retuned.stages.gate import TuningFreeze
+from retuned.standalone.context import RecordKind
 from retuned.standalone.savings import accounts
 from retuned.store.approvals import Approvals
 from retuned.store.sqlite import DATABASE, SqliteStore
@@ -46,12 +49,14 @@ def status(
         for freeze in freezes:
             stdout().print(safe(freeze_line(freeze), limit=2000), soft_wrap=True)
     processes, silent = attached(Standings(folder), folder)
+    tunables = tunables_of(settings)
     if json:
         emit_json(
             {
                 "socket_dir": str(folder),
                 "freezes": [freeze.model_dump(mode="json") for freeze in freezes],
                 "processes": [each.model_dump(mode="json") for each in processes],
+                "tunables": tunables,
                 "unanswered": [
                     {"process": name, "code": error.code, "message": str(error)}
                     for name, error in silent
@@ -59,9 +64,50 @@ def status(
             }
         )
     else:
-        _print(folder, processes)
+        _print(folder, processes, tunables)
     for name, error in silent:
         say(f"retuned: {name} is left out: {error}")
+
+
+def tunables_of(settings: Settings) -> list[dict[str, object]]:
+    """Return the tunables of the server with what is in force, and why they are not tried.
+
+    What cannot be asked now is left out.
+    """
+    try:
+        processes = RuntimeTunables(settings.sockets).processes()
+    except RetunedError as error:
+        say(f"retuned: tunables are left out: {error}")
+        return []
+    known = _known_tunables(settings)
+    return [
+        {
+            "process": each.name,
+            "tunable": name,
+            "kernel": report.kernel,
+            "launches": sum(asked.launches for asked in report.asked),
+            "artifact": report.table.artifact if report.table is not None else None,
+            "matched": report.table.matched if report.table is not None else 0,
+            "refused": report.refused,
+            **known.get(name, {"reason": "", "detail": "the daemon has not looked yet"}),
+        }
+        for each in processes
+        for name, report in sorted(each.tunables.items())
+    ]
+
+
+def _known_tunables(settings: Settings) -> dict[str, dict[str, object]]:
+    """Return why the daemon tries no table, by tunable; empty text where it does."""
+    if not (settings.state_dir / DATABASE).is_file():
+        return {}
+    store = SqliteStore(settings.state_dir)
+    try:
+        return {
+            stored.id: {name: str(stored.body.get(name, "")) for name in ("reason", "detail")}
+            for stored in store.list(RecordKind.TUNABLE)
+        }
+    finally:
+        store.close()
 
 
 def standing(settings: Settings) -> tuple[TuningFreeze, ...]:
@@ -106,7 +152,9 @@ def _nobody(folder: Path, why: str) -> str:
 # --- text -----------------------------------------------------------------------------------------
 
 
-def _print(folder: Path, processes: Sequence[ProcessStatus]) -> None:
+def _print(
+    folder: Path, processes: Sequence[ProcessStatus], tunables: Sequence[Mapping[str, object]]
+) -> None:
     names = sorted({each.server for each in processes if each.server}) or ["a server without name"]
     count = len(processes)
     line = f"{', '.join(names)}: {count} process{'es' * (count > 1)} in {folder}"
@@ -116,12 +164,15 @@ def _print(folder: Path, processes: Sequence[ProcessStatus]) -> None:
         [_process_row(each) for each in processes],
     )
     rows = [(slot, each) for each in processes for slot in each.slots]
-    if not rows:
+    if not rows and not tunables:
         stdout().print(_NO_SLOT, soft_wrap=True)
-    else:
+    elif rows:
         rows.sort(key=lambda row: row[0].definition)  # stable: within a kernel by rank
         stdout().print("")
         print_table(_HEADER, [_slot_row(slot, each, many=count > 1) for slot, each in rows])
+    if tunables:
+        stdout().print("")
+        print_table(_TUNABLES, [_tunable_row(each) for each in tunables])
     left_out = sum(each.slots_left_out for each in processes)
     if left_out:
         stdout().print(f"{left_out} kernels more are not listed.")
@@ -132,6 +183,24 @@ def _print(folder: Path, processes: Sequence[ProcessStatus]) -> None:
             line = f"{each.process.removesuffix('.sock')} {_profiled(each.windows)}"
             stdout().print(safe(line, limit=1000), soft_wrap=True)
     _print_stock(processes)
+
+
+_TUNABLES = ("process", "tunable", "launches", "runs", "why no experiment")
+
+
+def _tunable_row(each: Mapping[str, object]) -> tuple[str, ...]:
+    artifact = each["artifact"]
+    runs = "the server's choice"
+    if artifact:
+        runs = f"table {short_id(str(artifact))}, {each['matched']} launches"
+    why = str(each["refused"] or each["reason"])
+    return (
+        str(each["process"]).removesuffix(".sock"),
+        str(each["tunable"]).removeprefix(TUNABLE),
+        str(each["launches"]),
+        runs,
+        f"{why}: {each['detail']}" if why and each["detail"] else why or str(each["detail"]),
+    )
 
 
 def _compiled(each: ProcessStatus) -> str:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import logging
 import math
+import os
 import re
 import secrets
 import threading
@@ -61,8 +63,6 @@ _FILE = "table.json"
 _RETRY_S = 5.0
 _ROOM_BYTES = 1 << 30
 """Device memory for a child's context and its compiled kernels."""
-_AHEAD = 4
-"""Processes that start while one measures, itself included."""
 _BLOCKS, _PAIRS = 2, 3
 """Blocks of a size class in one process, and pairs of one block."""
 _REASONS: Mapping[str, Reason] = {
@@ -104,7 +104,7 @@ def variant_of(
 
     `about` names what the server chose besides, for an incumbent.
     """
-    text = canonical({"rules": list(rules), **about})
+    text = json.dumps({"rules": list(rules), **about}, indent=1, sort_keys=True)
     return Solution(
         name=f"{definition}.table"[:128],
         definition=definition,
@@ -238,7 +238,7 @@ class TunableLab:
         On a GPU the next ones import the server meanwhile: that takes longer than to measure. They
         do not use the device before their turn.
         """
-        ahead = _AHEAD if task.device else 1
+        ahead = max(1, (os.cpu_count() or 1) // 2) if task.device else 1
         waiting: deque[ChildProcess] = deque()
 
         def each() -> Iterator[ChildProcess]:

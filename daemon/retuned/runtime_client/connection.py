@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
+import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,12 @@ from typing import Any
 from retuned.errors import CandidateError, RetunedError, TemporaryError
 from retuned.runtime.core.control_socket import allowed_uids, peer_uid
 
+log = logging.getLogger(__name__)
+
 MAX_ANSWER_BYTES = 32 << 20
 """Longest accepted answer of a server."""
+SLOW_S = 2.0
+"""Time after which an answer is logged as slow."""
 RETRY_S = 1.0
 """Delay before a process that did not answer gets the next request."""
 
@@ -26,6 +32,7 @@ def told(path: Path, request: Mapping[str, Any], *, timeout_s: float) -> Said:
 
     None means that no process listens.
     """
+    begin_s = time.monotonic()
     try:
         answer = _ask(path, request, timeout_s=timeout_s)
     except (ConnectionRefusedError, FileNotFoundError):
@@ -33,6 +40,9 @@ def told(path: Path, request: Mapping[str, Any], *, timeout_s: float) -> Said:
     except (OSError, ValueError, RecursionError) as error:
         message = f"{path}: the runtime does not answer: {error}"
         return TemporaryError(message, delay_s=RETRY_S)
+    took_s = time.monotonic() - begin_s
+    if took_s > SLOW_S:
+        log.info("%s: the answer to %s took %.1f s", path.name, request.get("op"), took_s)
     if answer.get("ok") is True:
         return answer
     reason, detail = str(answer.get("reason")), str(answer.get("detail"))

@@ -31,7 +31,7 @@ class ChildProcess:
     device
         Value of ``CUDA_VISIBLE_DEVICES``; empty without a GPU.
     folder
-        For its compiler cache and its log.
+        For its log, and for compiled kernels where the server's own cache cannot be written.
     modules
         Of the server, imported at the start.
     """
@@ -61,8 +61,10 @@ class ChildProcess:
             "CUDA_VISIBLE_DEVICES": device,
             "RETUNED_RUNTIME": "off",
             "VLLM_PLUGINS": "",
-            "TRITON_CACHE_DIR": str(folder / "triton"),
         }
+        # what is compiled here is found by the server when it prepares a table
+        if not os.access(variables.get("TRITON_CACHE_DIR", folder), os.W_OK):
+            variables["TRITON_CACHE_DIR"] = str(folder / "triton")
         self._log = (folder / "child.log").open("ab")
         self._words = [str(environment["executable"]), "-P", "-m", "retuned.tunables.child"]
         self._variables, self._folder = variables, folder
