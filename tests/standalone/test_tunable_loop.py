@@ -6,7 +6,7 @@ lab; in the others the lab is scripted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,11 @@ from tests.standalone.local_world import Killed
 from tests.standalone.test_configured_loop import ask_back
 from tests.standalone.tunable_world import SIZE, ScriptedLab, TunableWorld
 
+from retuned.contract import Digest
+from retuned.errors import HarnessError
 from retuned.experiment.tunables import TunableLab
+from retuned.ports import Finding
+from retuned.stages.experiment import ExperimentPlan
 from retuned.standalone.context import RecordKind
 
 
@@ -115,6 +119,52 @@ def test_where_nothing_is_gained_the_search_is_not_repeated_and_says_why(tmp_pat
         assert (done["next"], done["why"]) == ("searched", "a script")
         assert tuned.tunable()["reason"] == "all-tried"
         assert tuned.world.store.list(RecordKind.PROPOSAL) == []
+    finally:
+        tuned.close()
+
+
+class Broken(ScriptedLab):
+    """Fails as a lab whose server cannot be paused."""
+
+    fails = 1
+
+    def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
+        if self.fails > 0:
+            self.fails -= 1
+            raise HarnessError("the server was not paused")
+        yield from super().run(plan, known=known)
+
+
+def test_an_experiment_that_failed_is_repeated_later_and_no_earlier(tmp_path: Path) -> None:
+    tuned = TunableWorld(tmp_path, lab=Broken)
+    try:
+        tuned.start()
+        tuned.serve(6)
+        assert tuned.world.phases(RecordKind.EXPERIMENT) == ["failed"]
+        assert tuned.tunable()["reason"] == "experiment-failed"
+        tuned.look(13, seconds=50.0)
+        tuned.serve(4)
+        assert tuned.world.phases(RecordKind.EXPERIMENT) == ["failed", "proposed"]
+        assert tuned.world.unexpected() == 0.0
+    finally:
+        tuned.close()
+
+
+def test_a_server_that_ends_during_its_experiment_fails_it_by_name(tmp_path: Path) -> None:
+    tuned = TunableWorld(tmp_path)
+    try:
+        server = tuned.start()
+        tuned.serve(2)
+        server.launch(16)
+        tuned.world.clock.advance(5.0)
+        tuned.world.loop.observe()
+        assert tuned.world.phases(RecordKind.HYPOTHESIS) == ["open"]
+        server.kill()
+        tuned.look()
+        (experiment,) = tuned.world.store.list(RecordKind.EXPERIMENT)
+        assert experiment.phase == "failed"
+        said = tuned.world.store.events(id=experiment.id)[-1]
+        assert (said.what, "any more" in str(said.detail)) == ("experiment-failed", True)
     finally:
         tuned.close()
 

@@ -29,7 +29,8 @@ _TIMEOUT_S = 20.0
 _MAX_PAGES = 64
 _Text = Annotated[str, Field(max_length=2000)]
 _Count = Annotated[int, Field(ge=0)]
-_Axes = Annotated[dict[_Text, _Count], Field(max_length=16)]
+_Axis = Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")]
+_Axes = Annotated[dict[_Axis, Annotated[int, Field(ge=0, le=2**40)]], Field(max_length=16)]
 
 
 class _Answer(BaseModel):
@@ -257,7 +258,9 @@ class RuntimeTunables:
     @contextlib.contextmanager
     def paused(self, process: TunableProcess, *, seconds: float) -> Iterator[None]:
         name = f"experiment-{secrets.token_hex(8)}"
-        self._tell(process.path, {"op": "tunable-pause", "id": name, "seconds": seconds})
+        request = {"op": "tunable-pause", "id": name, "seconds": seconds}
+        if self._tell(process.path, request) is None:
+            raise TemporaryError(f"{process.name} no longer listens", delay_s=RETRY_S)
         try:
             yield
         finally:

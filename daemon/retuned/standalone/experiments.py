@@ -34,17 +34,15 @@ _SMALL_STEP = 3
 
 def open_experiment(ctx: Context) -> ExperimentPlan | None:
     """Return the plan to run now: an interrupted one first, else the most promising hypothesis."""
-    if ctx.settings.observes_only:
-        return None
     for stored in ctx.store.list(RecordKind.EXPERIMENT, phase="running"):
         plan = ExperimentPlan.model_validate(stored.body)
-        if not _frozen(ctx, plan.definition):
+        if _is_possible(ctx, plan.definition):
             return plan
     beliefs = [
         Hypothesis.model_validate(s.body)
         for s in ctx.store.list(RecordKind.HYPOTHESIS, phase="open")
     ]
-    beliefs = [belief for belief in beliefs if not _frozen(ctx, belief.definition)]
+    beliefs = [belief for belief in beliefs if _is_possible(ctx, belief.definition)]
     best = max(beliefs, key=lambda h: (h.expected_saving, h.id), default=None)
     if best is None or _spent(ctx, best):
         return None
@@ -125,6 +123,12 @@ def _batch_invariant(ctx: Context, definition: str) -> bool:
     """Whether rows must keep their bits; where no policy lets them go, they must."""
     limits = ctx.policy_limits(definition)
     return limits is None or limits.batch_invariant
+
+
+def _is_possible(ctx: Context, definition: str) -> bool:
+    """Whether a lab here can try a kernel; tunables are tried in the server's own environment."""
+    observes = ctx.settings.observes_only and not tunables.is_tunable(definition)
+    return not observes and not _frozen(ctx, definition)
 
 
 def _frozen(ctx: Context, definition: str) -> bool:

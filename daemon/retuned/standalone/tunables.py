@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 from pydantic import Field, ValidationError
@@ -18,7 +19,7 @@ from pydantic import Field, ValidationError
 from retuned.contract import Digest, Environment, Guard, Name, Record, Solution, digest_of
 from retuned.errors import CandidateError, HarnessError, RetunedError, TemporaryError
 from retuned.experiment.tunables import TunableTask, variant_of
-from retuned.ports import Event, Store
+from retuned.ports import Event, Store, Stored
 from retuned.report.tunable_families import prior_of
 from retuned.runtime.tunables.records import (
     MAX_CAPTURES,
@@ -43,6 +44,14 @@ log = logging.getLogger(__name__)
 
 BUCKETS = ProfileSettings(ladder=tuple(2**n for n in range(41)), step=2**40)
 """Size classes of tunables: powers of two, as the runtime counts them."""
+_FIRST_WAIT, _LONGEST_WAIT = timedelta(minutes=10), timedelta(days=1)
+"""How long after a failed experiment the next one waits; it doubles with each failure."""
+_DETAIL_AGE = timedelta(minutes=1)
+"""How old the numbers of an unchanged reason may be in a record."""
+_QUIET = frozenset(
+    {str(each) for each in (NotTried.NO_TRAFFIC, NotTried.NO_TIME, NotTried.UNDER_WAY)}
+)
+"""Reasons that come and go with traffic; they are no lines of history."""
 _FASTEST_BYTES_PER_S = 8e12
 """Memory bandwidth of the fastest GPUs of 2026: no attention reads its keys in less time."""
 
@@ -141,7 +150,11 @@ def observe(ctx: Context) -> None:
     memory = ctx.tunables.memory
     memory.add(processes, horizon_s=(ctx.settings.explain_windows + 2) * _window_s(ctx))
     for definition in sorted({name for each in processes for name in each.tunables}):
-        _look(ctx, definition, [each for each in processes if definition in each.tunables])
+        having = [each for each in processes if definition in each.tunables]
+        try:
+            _look(ctx, definition, having)
+        except RetunedError as error:  # such as a policy that cannot be read: no other waits
+            log.error("%s is looked at later: %s", definition, error)
 
 
 def _window_s(ctx: Context) -> float:
@@ -197,7 +210,22 @@ def _refused(ctx: Context, definition: str, processes: Sequence[TunableProcess])
         return Untried(reason=NotTried.PROCESSES_DIFFER, detail=detail)
     if under_way(ctx.store, definition):
         return Untried(reason=NotTried.UNDER_WAY, detail="see `retuned history`")
+    failed = _failed(ctx, definition)
+    if failed and ctx.clock.now() < failed[-1].updated_at + _wait(len(failed)):
+        until = f"{failed[-1].updated_at + _wait(len(failed)):%Y-%m-%d %H:%M} UTC"
+        detail = f"{len(failed)} experiments failed; the next one may begin at {until}"
+        return Untried(reason=NotTried.FAILED, detail=detail)
     return None
+
+
+def _failed(ctx: Context, definition: str) -> list[Stored]:
+    """Return the experiments on a tunable that failed, oldest first."""
+    every = ctx.store.list(RecordKind.EXPERIMENT, phase="failed")
+    return [stored for stored in every if stored.body.get("definition") == definition]
+
+
+def _wait(failures: int) -> timedelta:
+    return min(_LONGEST_WAIT, _FIRST_WAIT * float(2 ** (min(failures, 16) - 1)))
 
 
 def _believed(ctx: Context, found: SeenTunable, processes: Sequence[TunableProcess]) -> Any:  # noqa: ANN401
@@ -219,7 +247,8 @@ def _believed(ctx: Context, found: SeenTunable, processes: Sequence[TunableProce
         observed_s=span_s,
         tried=_tried(ctx, found, baseline),
         needed=_in_force(processes, found.definition),
-        world=digest_of([baseline, found.environment.digest]),
+        # a failed experiment is repeated as another one
+        world=digest_of([baseline, found.environment.digest, len(_failed(ctx, found.definition))]),
         settings=ctx.settings.hypothesis,
     )
     if isinstance(place, Untried) and not isinstance(belief, Untried):
@@ -331,8 +360,10 @@ def _keep(ctx: Context, found: SeenTunable) -> None:
     """Write what a look found; a new reason is a line of history."""
     stored = ctx.store.get(RecordKind.TUNABLE, found.definition)
     body, phase = found.model_dump(mode="json"), "left" if found.reason else "tuned"
-    if stored is not None and (stored.phase, dict(stored.body)) == (phase, body):
-        return
+    if stored is not None and {**stored.body, "detail": ""} == {**body, "detail": ""}:
+        fresh = ctx.clock.now() - stored.updated_at < _DETAIL_AGE
+        if fresh or stored.body["detail"] == found.detail:
+            return
     with ctx.store.transaction():
         if stored is None:
             ctx.store.add(RecordKind.TUNABLE, found.definition, body, phase=phase)
@@ -340,7 +371,8 @@ def _keep(ctx: Context, found: SeenTunable) -> None:
             ctx.store.advance(
                 RecordKind.TUNABLE, found.definition, expect=stored.phase, to=phase, body=body
             )
-        if stored is not None and stored.body.get("reason") == found.reason:
+        known = "" if stored is None else str(stored.body.get("reason"))
+        if found.reason in _QUIET or (stored is not None and known == found.reason):
             return
         ctx.store.record(
             Event(
@@ -355,20 +387,20 @@ def _keep(ctx: Context, found: SeenTunable) -> None:
 
 
 def _let_record(ctx: Context, definition: str, processes: Sequence[TunableProcess]) -> None:
-    """Let launches be described with values of integer tensors, if owner and policy allow it."""
+    """Let launches be described with values of integer tensors while owner and policy allow it."""
     assert ctx.tunables is not None, "asked before"
-    lacking = [
-        each
-        for each in processes
-        if any(not asked.ready and asked.launches for asked in each.tunables[definition].asked)
-    ]
-    if not lacking or not captured_inputs.is_allowed(ctx, definition):
-        return
-    for each in lacking:
+    told, allowed = ctx.tunables.recording, captured_inputs.is_allowed(ctx, definition)
+    for each in processes:
+        key = (each.name, definition)
+        lacks = any(not a.ready and a.launches for a in each.tunables[definition].asked)
+        if (allowed and not lacks) or (not allowed and key not in told):
+            continue
         try:
-            ctx.tunables.tap.record(each, definition, on=True)
+            ctx.tunables.tap.record(each, definition, on=allowed)
         except RetunedError as error:
             log.info("%s is described without values: %s", definition, error)
+            continue
+        (told.add if allowed else told.discard)(key)
 
 
 # --- experiment -----------------------------------------------------------------------------------
@@ -412,7 +444,7 @@ def task_of(ctx: Context, plan: ExperimentPlan) -> TunableTask:
     Raises
     ------
     HarnessError
-        If the server is no longer what the plan is about.
+        If the server is no longer what the plan is about, or there is no place to experiment.
     TemporaryError
         If the server does not answer.
     CandidateError
@@ -422,7 +454,7 @@ def task_of(ctx: Context, plan: ExperimentPlan) -> TunableTask:
     tap = ctx.tunables.tap
     having = [each for each in tap.processes() if plan.definition in each.tunables]
     if not having:
-        raise TemporaryError(f"no process of the server launches {plan.definition}", delay_s=5.0)
+        raise HarnessError(f"no process of the server launches {plan.definition} any more")
     process = having[0]
     here = server_side(process.facts)
     if here.digest != plan.environment:
@@ -534,9 +566,8 @@ class Pauses:
         self._inner = self._tunables.tap.paused(self._process, seconds=self.longest_s)
         try:
             self._inner.__enter__()
-        except CandidateError as error:  # it says nothing about a configuration
-            message = f"the server was not paused: {error}"
-            raise TemporaryError(message, delay_s=5.0) from error
+        except (CandidateError, TemporaryError) as error:  # no word on a configuration
+            raise HarnessError(f"the server was not paused: {error}") from error
         self._begin_s = self._now_s()
 
     def __exit__(self, *error: object) -> None:

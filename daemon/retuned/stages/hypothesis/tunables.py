@@ -36,6 +36,8 @@ class NotTried(StrEnum):
     """Every size class that matters was tried against what the server launches."""
     UNDER_WAY = "under-way"
     """A hypothesis, an experiment or a proposal about it is under way."""
+    FAILED = "experiment-failed"
+    """The last experiment failed; the next one waits, longer after each failure."""
     SERVER_REFUSES = "server-refuses"
     """The server's runtime cannot change it; the detail has its reason."""
     NO_GPU = "no-gpu-for-experiments"
