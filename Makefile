@@ -1,6 +1,6 @@
 # The same commands locally and in CI.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format sync lock images e2e cluster-tools cluster-lacks monitoring-tools browser-packages
+.PHONY: help setup demo test check format sync lock images vllm vllm-cpu e2e cluster-tools cluster-lacks monitoring-tools browser-packages
 BIN := .venv/bin
 
 help:  ## show this list
@@ -43,6 +43,12 @@ images:  ## build the images: sidecar, operator, experiment, server (buildah or 
 
 e2e: setup cluster-lacks  ## the whole loop on a real cluster: Linux, root, containerd
 	@$(BIN)/pytest -m e2e tests/cluster $(ARGS)
+
+vllm: setup vllm-cpu  ## a real vLLM on the CPU: found, tuned, swapped and taken back
+	@$(BIN)/pytest -m vllm tests/servers/vllm_cpu $(ARGS)
+
+vllm-cpu: setup  ## install the vLLM for CPUs that tests serve (once, 6 GB, kept outside)
+	@scripts/vllm-cpu
 
 monitoring-tools:  ## fetch the Prometheus and Alertmanager that tests run (once, kept outside)
 	@scripts/monitoring-tools
