@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -130,13 +131,15 @@ class TunableMemory:
     """Reports of the recent past; a restart of the daemon or the server begins anew."""
 
     reports: deque[Sequence[TunableProcess]] = field(default_factory=deque)
+    looked_s: float = -math.inf
+    """When the server was last asked, seconds of the monotonic clock."""
 
     def add(self, processes: Sequence[TunableProcess], *, horizon_s: float) -> None:
         """Remember a look at the server, and forget what is older than the horizon."""
         last = self.reports[-1] if self.reports else ()
         if _restarted(last, processes):
             self.reports.clear()
-        self.reports.append(processes)
+        self.reports.append([replace(each, raw={}) for each in processes])
         now_s = _seen_s(processes)
         while len(self.reports) > 2 and now_s - _seen_s(self.reports[1]) >= horizon_s:
             self.reports.popleft()

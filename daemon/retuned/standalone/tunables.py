@@ -46,6 +46,8 @@ BUCKETS = ProfileSettings(ladder=tuple(2**n for n in range(41)), step=2**40)
 """Size classes of tunables: powers of two, as the runtime counts them."""
 _FIRST_WAIT, _LONGEST_WAIT = timedelta(minutes=10), timedelta(days=1)
 """How long after a failed experiment the next one waits; it doubles with each failure."""
+_LOOKS = 4
+"""Looks at a server's tunables in a window."""
 _DETAIL_AGE = timedelta(minutes=1)
 """How old the numbers of an unchanged reason may be in a record."""
 _QUIET = frozenset(
@@ -142,6 +144,10 @@ def observe(ctx: Context) -> None:
     """
     if ctx.tunables is None:
         return
+    now_s = ctx.clock.monotonic_s()
+    if now_s - ctx.tunables.memory.looked_s < _window_s(ctx) / _LOOKS:
+        return  # a report of many tunables takes the server some milliseconds
+    ctx.tunables.memory.looked_s = now_s
     try:
         processes = ctx.tunables.tap.processes()
     except RetunedError as error:
