@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,11 @@ from tests.tunables.test_tune import environment, recipe, report
 
 from retuned.clock import SystemClock
 from retuned.contract import Environment, Workload
-from retuned.errors import TemporaryError
+from retuned.errors import HarnessError, TemporaryError
 from retuned.experiment.tunables import TunableLab, TunableTask, variant_of
 from retuned.lab.evidence_check import wrong_with
 from retuned.ports import Finding
-from retuned.stages.experiment import Budget, ExperimentPlan, plan
+from retuned.stages.experiment import Budget, ExperimentPlan, TurnOutcome, plan
 from retuned.stages.hypothesis import Hypothesis
 from retuned.stages.verdict import EvidenceDocument, Reason, Status
 
@@ -122,10 +122,33 @@ def test_a_served_optimum_has_no_candidate_and_its_numbers(tmp_path: Path) -> No
     assert "nothing-to-gain" in turn.because
 
 
+def test_candidates_are_measured_against_the_table_in_force(tmp_path: Path) -> None:
+    best = recipe()["call"]["configs"][2]
+    rule = {"when": {"elements": [513, 1024]}, "config": best}
+    lab = laboratory(tmp_path, recipe(), in_force=[rule])
+    wanted = planned(1024)
+    assert list(lab.run(wanted, known={})) == []
+    (turn,) = lab.turns(wanted.id)
+    assert "nothing-to-gain" in turn.because
+
+
+def test_a_refusal_that_no_configuration_is_to_blame_for_ends_the_experiment(
+    tmp_path: Path,
+) -> None:
+    class Refused(nullcontext[None]):
+        def __enter__(self) -> None:
+            raise HarnessError("the policy allows no pauses any more")
+
+    lab = laboratory(tmp_path, recipe(), exclusive=Refused)
+    with pytest.raises(HarnessError, match="allows no pauses"):
+        list(lab.run(planned(1024), known={}))
+
+
 def test_a_class_without_a_described_launch_is_named(tmp_path: Path) -> None:
     lab, wanted = laboratory(tmp_path, recipe()), planned(64)
     assert list(lab.run(wanted, known={})) == []
-    assert "not-described" in lab.turns(wanted.id)[0].because
+    (turn,) = lab.turns(wanted.id)
+    assert (turn.outcome, "not-described" in turn.because) == (TurnOutcome.FAILED, True)
 
 
 def test_a_stop_ends_the_run_and_refuses_new_ones(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from retuned.stages.hypothesis import (
     Hypothesis,
-    HypothesisSettings,
     NotTried,
     Untried,
     UsedClass,
@@ -63,25 +62,17 @@ def test_each_lack_has_its_reason() -> None:
     assert reason(untimed) is NotTried.NO_TIME
     assert reason(tuned) is NotTried.SAVING_TOO_SMALL
     assert reason(LARGE, tried=[LARGE.key]) is NotTried.ALL_TRIED
-    assert reason(tuned, needed=[tuned.key]) is NotTried.IN_FORCE
+    assert reason(tuned, in_force=[tuned.key]) is NotTried.IN_FORCE
 
 
-def test_a_class_that_was_tried_does_not_bring_an_experiment_and_stays_in_the_next() -> None:
-    found = believed(LARGE, SMALL, tried=[LARGE.key])
-    assert isinstance(found, Hypothesis)
-    assert [w.axes["rows"] for w in found.workloads] == [8192, 64]
-
-
-def test_classes_with_a_table_are_in_every_new_hypothesis_since_it_replaces_the_table() -> None:
-    held = UsedClass(axes={"rows": 16}, launches=90, time_us=1e3, gain_ratio=1.0)
-    others = [
-        UsedClass(axes={"rows": 2**n}, launches=90, time_us=1e4 * n, gain_ratio=2.0)
-        for n in range(5, 13)
+def test_a_new_class_is_tried_alone_however_much_the_tried_ones_take() -> None:
+    tried = [
+        UsedClass(axes={"rows": 2**n}, launches=90, time_us=1e5, gain_ratio=3.0)
+        for n in range(7, 13)
     ]
-    found = believed(*others, held, needed=[held.key])
+    found = believed(*tried, SMALL, tried=[each.key for each in tried if each.key != SMALL.key])
     assert isinstance(found, Hypothesis)
-    assert found.workloads[0].axes == {"rows": 16}
-    assert len(found.workloads) == 1 + HypothesisSettings().max_shapes
+    assert [w.axes["rows"] for w in found.workloads] == [64]
 
 
 @given(

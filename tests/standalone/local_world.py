@@ -318,7 +318,7 @@ class World:
                 decision=DecisionKind.APPROVE,
                 user="ada",
                 at=stored.created_at + timedelta(microseconds=1),
-                policy_digest=self.policies[0].digest,
+                policy_digest=(self.policies or (auto_policy(),))[0].digest,
             )
             Approvals(self.store).give(decision)
 

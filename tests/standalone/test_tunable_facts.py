@@ -76,6 +76,10 @@ def test_a_tunable_that_cannot_be_read_hides_no_other_and_no_report_is_trusted()
     bad: list[dict[str, Any]] = [
         report(id="elsewhere"),
         report(asked(8192, -1)),
+        report(asked(8192, 10**400)),
+        report(asked(8192, 9, config={"kwargs": {"B": float("nan")}})),
+        report(asked(8192, 9, timed=1, timed_us=1e305)),
+        report(asked(8192, 9) | {"axes": {"Rows!": 1}}),
         report(asked(8192, 1, timed_us=float("nan"))),
         report(geometry=7),
     ]
@@ -145,7 +149,7 @@ class Clock:
 
 def pauses(clock: Clock) -> Pauses:
     tunables = Tunables(tap=clock, sleep=clock.sleep)  # type: ignore[arg-type]
-    return Pauses(tunables, process(), longest_s=0.5, max_share=0.2, now_s=lambda: clock.now_s)
+    return Pauses(tunables, [process()], longest_s=0.5, max_share=0.2, now_s=lambda: clock.now_s)
 
 
 def test_pauses_keep_to_their_share_of_the_time() -> None:
@@ -158,6 +162,25 @@ def test_pauses_keep_to_their_share_of_the_time() -> None:
     assert made.count == 5
     assert made.total_s == pytest.approx(0.5)
     assert made.total_s / clock.now_s == pytest.approx(0.5 / 2.1)  # four waits of 0.4 s
+
+
+def test_a_policy_that_changes_ends_the_experiment_before_the_next_pause() -> None:
+    clock, allowed = Clock(), [True]
+    tunables = Tunables(tap=clock, sleep=clock.sleep)  # type: ignore[arg-type]
+    made = Pauses(
+        tunables,
+        [process()],
+        longest_s=0.5,
+        max_share=0.5,
+        now_s=lambda: clock.now_s,
+        allowed=lambda: allowed[0],
+    )
+    with made():
+        pass
+    allowed[0] = False
+    with pytest.raises(HarnessError, match="allows no pauses"), made():
+        pass
+    assert len(clock.asked) == 1
 
 
 def test_a_refused_pause_ends_the_experiment_and_says_nothing_of_a_configuration() -> None:

@@ -187,6 +187,19 @@ def test_traffic_of_another_size_is_tried_and_the_old_size_keeps_its_rule(
     assert (server.launch(1), server.launch(1, size=4 * SIZE)) == (256, 16)
 
 
+def test_after_traffic_has_moved_away_new_sizes_are_tuned_and_old_rules_stay(
+    tuned: TunableWorld,
+) -> None:
+    server = tuned.start()
+    promoted(tuned)
+    tuned.look(8, seconds=10.0)
+    tuned.serve(4, size=4 * SIZE)
+    tuned.world.approve_what_waits()
+    tuned.look(4)
+    assert server.launch(1, size=4 * SIZE) == 256
+    assert server.launch(1) == 256
+
+
 def test_a_server_that_does_not_launch_is_asked_again(tuned: TunableWorld) -> None:
     tuned.look(3)
     assert tuned.world.store.list(RecordKind.TUNABLE) == []

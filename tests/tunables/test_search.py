@@ -127,3 +127,11 @@ def test_a_class_that_ends_every_child_is_left() -> None:
     found = tune_class(child, MOE, recipe(256))
     assert (found.reason, child.starts) == ("child-ended", 1 + MAX_RESTARTS)
     assert all(each.us == math.inf for each in found.trials)
+
+
+def test_an_autotuner_with_more_configurations_than_are_tried_whole_is_searched() -> None:
+    configs = tuple({"kwargs": {"B": n}, "num_warps": w} for n in range(20) for w in (4, 8))
+    space, tried = Space(configs=configs), dict[str, float]()
+    while (config := proposals(space, tried)) is not None:
+        tried[key_of(config)] = float(config["kwargs"]["B"])
+    assert len(tried) == space.budget

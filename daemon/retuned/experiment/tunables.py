@@ -13,7 +13,6 @@ import json
 import logging
 import math
 import os
-import re
 import secrets
 import threading
 import time
@@ -35,7 +34,7 @@ from retuned.contract import (
     TrustClass,
     digest_of,
 )
-from retuned.errors import CandidateError, TemporaryError
+from retuned.errors import CandidateError, HarnessError, TemporaryError
 from retuned.lab.evidence import final_timing, gather, keep, p_value, raw_of
 from retuned.lab.examiner import Timed
 from retuned.lab.statistics import ShapeSamples
@@ -61,8 +60,6 @@ log = logging.getLogger(__name__)
 
 _FILE = "table.json"
 _RETRY_S = 5.0
-_ROOM_BYTES = 1 << 30
-"""Device memory for a child's context and its compiled kernels."""
 _BLOCKS, _PAIRS = 2, 3
 """Blocks of a size class in one process, and pairs of one block."""
 _REASONS: Mapping[str, Reason] = {
@@ -70,6 +67,7 @@ _REASONS: Mapping[str, Reason] = {
     "out-of-resources": Reason.OVER_LIMIT,
     "device-memory": Reason.OUT_OF_MEMORY,
     "hangs": Reason.TIMED_OUT,
+    "slice-too-long": Reason.TIMED_OUT,
     "wrote-outside": Reason.OUT_OF_BOUNDS,
     "wrong-result": Reason.WRONG_OUTPUT,
 }
@@ -94,7 +92,9 @@ class TunableTask:
     slice_s: float = 0.4
     """Longest slice, seconds."""
     memory_bytes: int | None = None
-    """Device memory that the server leaves free on a shared GPU; None on another one."""
+    """Device memory that an experiment may use on the server's GPU; None on another one."""
+    in_force: Sequence[Mapping[str, Any]] = field(default=(), hash=False)
+    """Rules of the table in force; the new table's rules come before them."""
 
 
 def variant_of(
@@ -148,9 +148,14 @@ class TunableLab:
         """Yield the finding on the table; nothing where no size class has a clear gain."""
         if known:  # the table was judged before an interruption
             return
+        try:
+            yield from self._run(plan, self._task_of(plan))
+        except CandidateError as error:  # nothing that a configuration is to blame for
+            raise HarnessError(f"the experiment ended: {error}") from error
+
+    def _run(self, plan: ExperimentPlan, task: TunableTask) -> Iterator[Finding]:
         begin_s = time.monotonic()
-        task = self._task_of(plan)
-        results = self._searched(plan, task, deadline_s=begin_s + plan.budget.max_seconds)
+        results = self._searched(plan, task)
         rules = rules_of(results)
         if not rules:
             return
@@ -229,6 +234,7 @@ class TunableLab:
             device=task.device,
             folder=self._folder / "child",
             modules=sorted({str(each["module"]) for each in task.recipes if each.get("module")}),
+            memory_bytes=task.memory_bytes,
         )
 
     @contextlib.contextmanager
@@ -255,36 +261,41 @@ class TunableLab:
             for child in waiting:
                 child.close()
 
-    def _searched(
-        self, plan: ExperimentPlan, task: TunableTask, *, deadline_s: float
-    ) -> list[ClassResult]:
-        """Search each size class of the plan; a class without a recipe has its reason."""
+    def _searched(self, plan: ExperimentPlan, task: TunableTask) -> list[ClassResult]:
+        """Search the size classes of the plan, most launches first.
+
+        A class without a recipe has its reason.
+        """
         recipes = recipes_by_class(task.recipes)
         results: list[ClassResult] = []
         turns = self._turns[plan.id] = []
         child: ChildProcess | None = None
+        deadline_s = math.inf
+        order = sorted(range(len(plan.workloads)), key=lambda n: -plan.workloads[n].weight)
         try:
-            for workload in plan.workloads:
-                axes = dict(workload.axes)
+            for index in order:
+                axes = dict(plan.workloads[index].axes)
                 recipe = recipes.get(class_of(axes))
                 if recipe is None:
                     result = ClassResult(axes=axes, in_force_us=0.0, reason="not-described")
-                elif not _has_room(task, recipe):
-                    result = ClassResult(axes=axes, in_force_us=0.0, reason="no-device-memory")
                 else:
                     if child is None or not child.alive:
                         child = self._child(task).__enter__()
+                        # to import a server may take longer than to search
+                        deadline_s = min(deadline_s, time.monotonic() + plan.budget.max_seconds)
                     self._check_stopped()
                     result = tune_class(
                         child,
                         task.report,
                         recipe,
+                        base=chosen(task.in_force, axes),
                         exclusive=task.exclusive,
                         slice_s=task.slice_s,
                         deadline_s=deadline_s,
+                        most=plan.budget.max_candidates,
                     )
                 results.append(result)
-                turns.append(_turn(len(turns) + 1, result))
+                turns.append(_turn(index + 1, result))
                 log.info("%s: %s", plan.definition, turns[-1].because)
         finally:
             if child is not None:
@@ -304,17 +315,18 @@ class TunableLab:
             for process, child in enumerate(children):
                 for index, workload in enumerate(plan.workloads):
                     axes = dict(workload.axes)
-                    config = chosen(rules, axes)
+                    base = chosen(task.in_force, axes)
+                    config = chosen([*rules, *task.in_force], axes)
                     recipe = recipes.get(class_of(axes))
-                    if recipe is None or not _has_room(task, recipe):
-                        detail = f"no launch of {axes} can be repeated"
-                        failed = Check(gate="G3", reason=Reason.HARNESS_FAILED, detail=detail)
-                        return Timed(checks=(*checks, failed))
+                    if recipe is None:
+                        raise HarnessError(f"no launch of {axes} is described any more")
                     seed = _seed(secret, process, index)
                     try:
                         case = child.ask({"op": "open", "recipe": recipe}, limit_s=CHECK_S)["case"]
                         worst = max(worst, checked(child, case, config, seed=seed))
-                        rows[index].add(child, case, config, process=process, seed=seed, task=task)
+                        rows[index].add(
+                            child, case, (base, config), process=process, seed=seed, task=task
+                        )
                         child.ask({"op": "close", "case": case}, limit_s=CHECK_S)
                     except CandidateError as failure:
                         return Timed(checks=(*checks, _failed(failure)))
@@ -340,33 +352,6 @@ def class_of(axes: Mapping[str, int]) -> str:
 def recipes_by_class(recipes: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """Return described launches by their size class."""
     return {class_of(each["axes"]): each for each in recipes}
-
-
-def _has_room(task: TunableTask, recipe: Mapping[str, Any]) -> bool:
-    """Whether the tensors of a launch fit beside a server on the same GPU, twice and with room."""
-    if task.memory_bytes is None:
-        return True
-    return 2 * tensor_bytes(recipe) + _ROOM_BYTES <= task.memory_bytes
-
-
-def tensor_bytes(recipe: object) -> int:
-    """Return the size of all tensors that a recipe describes, bytes.
-
-    Examples
-    --------
-    >>> tensor_bytes({"call": {"arguments": [["x", {"tensor": {"dtype": "bfloat16",
-    ...     "shape": [4, 8]}}]]}})
-    64
-    """
-    if isinstance(recipe, Mapping):
-        shape, dtype = recipe.get("shape"), recipe.get("dtype")
-        if isinstance(shape, list) and isinstance(dtype, str):
-            bits = re.search(r"[0-9]+", dtype)
-            return math.prod(map(int, shape)) * max(1, int(bits[0]) // 8 if bits else 1)
-        return sum(tensor_bytes(each) for each in recipe.values())
-    if isinstance(recipe, list):
-        return sum(tensor_bytes(each) for each in recipe if isinstance(each, (list, Mapping)))
-    return 0
 
 
 _ISOLATION = Isolation(
@@ -408,14 +393,15 @@ class _Rows:
         self,
         child: ChildProcess,
         case: int,
-        config: Mapping[str, Any] | None,
+        configs: tuple[Mapping[str, Any] | None, Mapping[str, Any] | None],
         *,
         process: int,
         seed: int,
         task: TunableTask,
     ) -> None:
-        """Time some blocks in one process; all three run in random order in each round."""
-        request = {"op": "pairs", "case": case, "configs": [None, None, config], "pairs": _PAIRS}
+        """Time incumbent, clone and candidate in one process, in random order in each round."""
+        base, config = configs
+        request = {"op": "pairs", "case": case, "configs": [base, base, config], "pairs": _PAIRS}
         request["seconds"] = task.slice_s
         child.ask({**request, "pairs": 1, "seed": seed}, limit_s=CHECK_S)  # compiles
         for _ in range(_BLOCKS):
@@ -455,7 +441,7 @@ def _turn(number: int, result: ClassResult) -> Turn:
         number=number,
         generator="search",
         because=f"{where}: {len(result.trials)} of {result.space} configurations, {found}",
-        outcome=TurnOutcome.TRIED,
+        outcome=TurnOutcome.TRIED if result.trials else TurnOutcome.FAILED,
         tried=len(result.trials),
         correct=len(good),
         gain_ratio=max(1.0, result.low if result.best is not None else 1.0),

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Protocol
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from retuned.errors import CandidateError, RetunedError, TemporaryError
+from retuned.runtime.tunables.records import canonical
 from retuned.runtime_client.client import RuntimeSocket, server_environment
 from retuned.runtime_client.connection import RETRY_S, told
 from retuned.stages.verdict import ServerEnvironment
@@ -29,7 +30,8 @@ log = logging.getLogger(__name__)
 _TIMEOUT_S = 20.0
 _MAX_PAGES = 64
 _Text = Annotated[str, Field(max_length=2000)]
-_Count = Annotated[int, Field(ge=0)]
+_Count = Annotated[int, Field(ge=0, le=2**53)]
+_Time = Annotated[float, Field(ge=0.0, le=1e15)]
 _Axis = Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")]
 _Axes = Annotated[dict[_Axis, Annotated[int, Field(ge=0, le=2**40)]], Field(max_length=16)]
 
@@ -38,7 +40,7 @@ class _Answer(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
-class AskedClass(_Answer):
+class SizeClassReport(_Answer):
     """Launches of one size class since the process began."""
 
     axes: _Axes
@@ -49,7 +51,7 @@ class AskedClass(_Answer):
     sizes: tuple[_Count, ...] = Field(default=(), max_length=64)
     """Exact sizes on the first axis of captured launches."""
     timed: _Count = 0
-    timed_us: float = Field(default=0.0, ge=0.0)
+    timed_us: _Time = 0.0
     """Device time of the timed launches, microseconds."""
     config: dict[str, Any] = Field(default_factory=dict, max_length=64)
     ready: bool = True
@@ -78,13 +80,15 @@ class TunableReport(_Answer):
     source: _Text
     """Digest of the kernel's source."""
     geometry: dict[str, Any] = Field(default_factory=dict, max_length=64)
-    asked: tuple[AskedClass, ...] = Field(default=(), max_length=256)
+    asked: tuple[SizeClassReport, ...] = Field(default=(), max_length=256)
     space: dict[str, Any] = Field(default_factory=dict)
     ways: dict[str, _Text] = Field(default_factory=dict, max_length=16)
     """``on`` or a reason code, by way of change."""
     refused: _Text = ""
     """Reason code if it cannot be changed in this server."""
     table: TableInForce | None = None
+    recording: bool = False
+    """Whether values of integer tensors are recorded."""
 
 
 class RecentStep(_Answer):
@@ -101,7 +105,7 @@ class StepCounts(_Answer):
 
     hook: _Text = ""
     """``on`` where the runtime knows the steps, and can pause between two; else a reason code."""
-    busy_s: float = Field(default=0.0, ge=0.0)
+    busy_s: _Time = 0.0
     """Time between steps that followed each other, seconds."""
     sizes: dict[_Text, tuple[_Count, _Count]] = Field(default_factory=dict, max_length=64)
     """By size class of tokens: steps, and those of decode alone."""
@@ -262,15 +266,18 @@ class RuntimeTunables:
     def paused(self, process: TunableProcess, *, seconds: float) -> Iterator[None]:
         name = f"experiment-{secrets.token_hex(8)}"
         request = {"op": "tunable-pause", "id": name, "seconds": seconds}
-        if self._tell(process.path, request) is None:
-            raise TemporaryError(f"{process.name} no longer listens", delay_s=RETRY_S)
+        resumed: dict[str, Any] | None = {}
         try:
+            if self._tell(process.path, request) is None:
+                raise TemporaryError(f"{process.name} no longer listens", delay_s=RETRY_S)
             yield
-        finally:
+        finally:  # also where it was refused: a pause may begin late
             try:
-                self._tell(process.path, {"op": "tunable-resume", "id": name})
+                resumed = self._tell(process.path, {"op": "tunable-resume", "id": name})
             except RetunedError as error:  # it ends by itself after `seconds`
                 log.warning("the end of a pause was not delivered: %s", error)
+        if not resumed or resumed.get("resumed") is not True:
+            raise CandidateError("slice-too-long", detail=f"the pause of {seconds} s was over")
 
     def _tell(self, path: Path, request: Mapping[str, Any]) -> dict[str, Any] | None:
         said = told(path, request, timeout_s=_TIMEOUT_S)
@@ -302,7 +309,8 @@ def process_of(
     for each in listed:
         try:
             report = TunableReport.model_validate(each)
-        except ValidationError as error:
+            canonical(each)  # what experiments and records get must be JSON
+        except (ValidationError, ValueError, TypeError) as error:
             log.warning("%s: a tunable is left out: %s", path.name, str(error).splitlines()[0])
             continue
         tunables[report.id], raw[report.id] = report, each

@@ -262,8 +262,6 @@ class Tunables:
     memory: TunableMemory = field(default_factory=TunableMemory)
     pauses: dict[str, Any] = field(default_factory=dict)
     """Pauses of running experiments, by plan."""
-    recording: set[tuple[str, str]] = field(default_factory=set)
-    """Processes and tunables that were told to record whole numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,7 +99,10 @@ def _weigh(ctx: Context, plan: ExperimentPlan) -> Proposal | Refusal:
         ttl=ctx.settings.proposal_ttl,
         quarantined=quarantined(ctx),
         live_baseline=live_baseline(ctx, plan.definition),
-        live_guard=live_guard(ctx.store, plan.definition),
+        # a new table carries the rules of the one in force
+        live_guard=None
+        if tunables.is_tunable(plan.definition)
+        else live_guard(ctx.store, plan.definition),
         attempt=next_attempt(ctx, plan, best.solution.digest),
     )
     if isinstance(answer, Proposal):

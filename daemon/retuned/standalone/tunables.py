@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -27,10 +27,16 @@ from retuned.runtime.tunables.records import (
     canonical,
     digest_of_text,
 )
-from retuned.runtime_client.tunables import AskedClass, TunableProcess, TunableReport
+from retuned.runtime_client.tunables import SizeClassReport, TunableProcess, TunableReport
 from retuned.runtime_client.tuned_files import TUNABLE
-from retuned.stages.experiment import ExperimentPlan
-from retuned.stages.hypothesis import NotTried, Untried, UsedClass, believe_in_table
+from retuned.stages.experiment import ExperimentPlan, Turn, TurnOutcome
+from retuned.stages.hypothesis import (
+    Hypothesis,
+    NotTried,
+    Untried,
+    UsedClass,
+    believe_in_table,
+)
 from retuned.stages.profile import ProfileSettings
 from retuned.stages.proposal import Proposal, Refusal, RefusalReason
 from retuned.stages.verdict import ServerEnvironment
@@ -38,6 +44,7 @@ from retuned.standalone import captured_inputs
 from retuned.standalone.context import Context, RecordKind, Tunables
 from retuned.standalone.hypotheses import live_baseline, open_belief
 from retuned.standalone.records import proposal_in_force, under_way
+from retuned.store.approvals import Approvals
 from retuned.tuned_files.formats import TABLE, FileChange
 
 log = logging.getLogger(__name__)
@@ -46,6 +53,8 @@ BUCKETS = ProfileSettings(ladder=tuple(2**n for n in range(41)), step=2**40)
 """Size classes of tunables: powers of two, as the runtime counts them."""
 _FIRST_WAIT, _LONGEST_WAIT = timedelta(minutes=10), timedelta(days=1)
 """How long after a failed experiment the next one waits; it doubles with each failure."""
+_ROOM_BYTES = 1 << 30
+"""Device memory that an experiment leaves free beside a server."""
 _LOOKS = 4
 """Looks at a server's tunables in a window."""
 _DETAIL_AGE = timedelta(minutes=1)
@@ -54,11 +63,12 @@ _QUIET = frozenset(
     {str(each) for each in (NotTried.NO_TRAFFIC, NotTried.NO_TIME, NotTried.UNDER_WAY)}
 )
 """Reasons that come and go with traffic; they are no lines of history."""
+_MOST_HEADS = 1 << 20
 _FASTEST_BYTES_PER_S = 8e12
 """Memory bandwidth of the fastest GPUs of 2026: no attention reads its keys in less time."""
 
 
-class SeenTunable(Record):
+class TunableRecord(Record):
     """A tunable of the server, and why it gets no experiment; empty where it may."""
 
     definition: Name
@@ -86,13 +96,13 @@ def is_tunable(definition: str) -> bool:
     return definition.startswith(TUNABLE)
 
 
-def seen(store: Store, definition: str) -> SeenTunable | None:
+def seen(store: Store, definition: str) -> TunableRecord | None:
     """Return what is known of a tunable; None for any other kernel, and where nothing is known."""
     stored = store.get(RecordKind.TUNABLE, definition) if is_tunable(definition) else None
     if stored is None:
         return None
     try:
-        return SeenTunable.model_validate(stored.body)
+        return TunableRecord.model_validate(stored.body)
     except ValidationError as error:
         log.error("tunable %s cannot be understood: %s", definition, error)
         return None
@@ -170,7 +180,7 @@ def _window_s(ctx: Context) -> float:
 def _look(ctx: Context, definition: str, processes: Sequence[TunableProcess]) -> None:
     report = processes[0].tunables[definition]
     known = seen(ctx.store, definition)
-    found = SeenTunable(
+    found = TunableRecord(
         definition=definition,
         family=report.family[:64],
         kernel=report.kernel,
@@ -190,14 +200,14 @@ def _look(ctx: Context, definition: str, processes: Sequence[TunableProcess]) ->
         open_belief(ctx, answer)
 
 
-def _frozen(report: TunableReport, known: SeenTunable | None) -> dict[str, Any] | None:
+def _frozen(report: TunableReport, known: TunableRecord | None) -> dict[str, Any] | None:
     """Return the one choice of an autotuner; while a table hides it, what was known before."""
     if report.family != "autotune":
         return None
-    chosen = {canonical(each.config) for each in report.asked if each.how == "frozen"}
-    if len(chosen) == 1:
-        found: dict[str, Any] = json.loads(chosen.pop())
-        return found or None
+    # a class that was launched once, by which the choice was made, does not have it yet
+    frozen = [each.config for each in report.asked if each.how == "frozen" and each.config]
+    if frozen and all(each == frozen[0] for each in frozen):
+        return frozen[0]
     same = known is not None and known.source == report.source
     return known.frozen if known is not None and same and report.table is not None else None
 
@@ -225,16 +235,22 @@ def _refused(ctx: Context, definition: str, processes: Sequence[TunableProcess])
 
 
 def _failed(ctx: Context, definition: str) -> list[Stored]:
-    """Return the experiments on a tunable that failed, oldest first."""
-    every = ctx.store.list(RecordKind.EXPERIMENT, phase="failed")
-    return [stored for stored in every if stored.body.get("definition") == definition]
+    """Return the experiments on a tunable that failed in the last day, oldest first."""
+    since = ctx.clock.now() - _LONGEST_WAIT
+    return [
+        stored
+        for stored in ctx.store.list(RecordKind.EXPERIMENT, phase="failed")
+        if stored.body.get("definition") == definition and stored.updated_at > since
+    ]
 
 
 def _wait(failures: int) -> timedelta:
     return min(_LONGEST_WAIT, _FIRST_WAIT * float(2 ** (min(failures, 16) - 1)))
 
 
-def _believed(ctx: Context, found: SeenTunable, processes: Sequence[TunableProcess]) -> Any:  # noqa: ANN401
+def _believed(
+    ctx: Context, found: TunableRecord, processes: Sequence[TunableProcess]
+) -> Hypothesis | Untried:
     assert ctx.tunables is not None, "asked before"
     span_s = ctx.tunables.memory.span_s
     if span_s < ctx.settings.explain_windows * _window_s(ctx):
@@ -243,7 +259,7 @@ def _believed(ctx: Context, found: SeenTunable, processes: Sequence[TunableProce
     memory = ctx.tunables.memory
     pairs = [(before, each) for each in processes if (before := memory.before(each.name))]
     used = [each for pair in pairs for each in used_classes(found.definition, *pair)]
-    busy_us = 1e6 * sum(now.steps.busy_s - before.steps.busy_s for before, now in pairs)
+    busy_us = 1e6 * sum(max(0.0, now.steps.busy_s - old.steps.busy_s) for old, now in pairs)
     baseline = live_baseline(ctx, found.definition)
     place = _place(ctx, found.definition, processes[0])
     belief = believe_in_table(
@@ -252,7 +268,7 @@ def _believed(ctx: Context, found: SeenTunable, processes: Sequence[TunableProce
         busy_us=busy_us or 1e6 * span_s * len(processes),
         observed_s=span_s,
         tried=_tried(ctx, found, baseline),
-        needed=_in_force(processes, found.definition),
+        in_force=_in_force(processes, found.definition),
         # a failed experiment is repeated as another one
         world=digest_of([baseline, found.environment.digest, len(_failed(ctx, found.definition))]),
         settings=ctx.settings.hypothesis,
@@ -280,7 +296,8 @@ def used_classes(definition: str, before: TunableProcess, now: TunableProcess) -
         launches = max(0.0, eager + _replays(each, before, now))
         mean_us = each.timed_us / each.timed if each.timed else 0.0
         if report.family == "attention" and each.captured:
-            mean_us = max(mean_us, _reading_us(report, now, sequences=each.axes["sequences"]))
+            sequences = each.axes.get("sequences", 0)
+            mean_us = max(mean_us, _reading_us(report, now, sequences=sequences))
         prior = prior_of(report.family, report.kernel, how=each.how, axes=each.axes, block=block)
         found.append(
             UsedClass(
@@ -294,14 +311,16 @@ def used_classes(definition: str, before: TunableProcess, now: TunableProcess) -
     return found
 
 
-def _replays(asked: AskedClass, before: TunableProcess, now: TunableProcess) -> float:
+def _replays(asked: SizeClassReport, before: TunableProcess, now: TunableProcess) -> float:
     """Estimate the launches in replays of graphs that were captured in a size class."""
     size = asked.axes.get("rows", asked.axes.get("tokens"))
     if not asked.captured or not asked.sizes or size is None:
         return 0.0
-    column = 1 if asked.axes.get("decode") else 0
-    steps = now.steps.sizes.get(str(size), (0, 0))[column]
-    steps -= before.steps.sizes.get(str(size), (0, 0))[column]
+    since = before.steps.sizes.get(str(size), (0, 0))
+    every, decode = (
+        a - b for a, b in zip(now.steps.sizes.get(str(size), (0, 0)), since, strict=True)
+    )
+    steps = {None: every, 0: every - decode}.get(asked.axes.get("decode"), decode)
     return max(0, steps) * asked.captured / len(asked.sizes)
 
 
@@ -314,12 +333,16 @@ def _reading_us(report: TunableReport, process: TunableProcess, *, sequences: in
         and all(each == 1 for each in step.queries)
         and sequences < 2 * len(step.queries) <= 2 * sequences
     ]
-    heads, size = report.geometry.get("kv_heads"), report.geometry.get("head_size")
-    if not alike or not isinstance(heads, int) or not isinstance(size, int):
+    heads, size = (_number(report.geometry.get(name)) for name in ("kv_heads", "head_size"))
+    if not alike:
         return 0.0
     width = 1 if "8" in str(report.geometry.get("kv_dtype")) else 2
     read_bytes = 2 * width * heads * size * sum(alike) / len(alike)
     return 1e6 * read_bytes / _FASTEST_BYTES_PER_S
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) and 0 <= value <= _MOST_HEADS else 0
 
 
 def _together(used: Sequence[UsedClass]) -> list[UsedClass]:
@@ -337,18 +360,34 @@ def _together(used: Sequence[UsedClass]) -> list[UsedClass]:
     return list(found.values())
 
 
-def _tried(ctx: Context, found: SeenTunable, baseline: Digest) -> set[tuple[tuple[str, int], ...]]:
-    """Return the size classes that experiments have covered against what runs now."""
+def _tried(
+    ctx: Context, found: TunableRecord, baseline: Digest
+) -> set[tuple[tuple[str, int], ...]]:
+    """Return the size classes that experiments have searched against what runs now."""
     against = {baseline, found.incumbent.digest}
-    return {
-        tuple(sorted(dict(workload["axes"]).items()))
-        for stored in ctx.store.list(RecordKind.EXPERIMENT)
-        if stored.body.get("definition") == found.definition
-        and stored.phase != "failed"
-        and stored.body.get("environment") == found.environment.digest
-        and stored.body.get("incumbent") in against
-        for workload in stored.body.get("workloads", ())
-    }
+    tried: set[tuple[tuple[str, int], ...]] = set()
+    for stored in ctx.store.list(RecordKind.EXPERIMENT):
+        body = stored.body
+        if (
+            body.get("definition") != found.definition
+            or stored.phase == "failed"
+            or body.get("environment") != found.environment.digest
+            or body.get("incumbent") not in against
+        ):
+            continue
+        keys = [tuple(sorted(dict(each["axes"]).items())) for each in body.get("workloads", ())]
+        searched = _searched(ctx, stored.id)
+        tried |= set(keys) if searched is None else {k for n, k in enumerate(keys) if n in searched}
+    return tried
+
+
+def _searched(ctx: Context, experiment: str) -> set[int] | None:
+    """Return the places of the workloads that were searched; None where it is not known."""
+    stored = ctx.store.get(RecordKind.TURNS, experiment)
+    if stored is None:
+        return None
+    turns = [Turn.model_validate(each) for each in stored.body["turns"]]
+    return {each.number - 1 for each in turns if each.outcome is TurnOutcome.TRIED}
 
 
 def _in_force(
@@ -362,7 +401,7 @@ def _in_force(
     }
 
 
-def _keep(ctx: Context, found: SeenTunable) -> None:
+def _keep(ctx: Context, found: TunableRecord) -> None:
     """Write what a look found; a new reason is a line of history."""
     stored = ctx.store.get(RecordKind.TUNABLE, found.definition)
     body, phase = found.model_dump(mode="json"), "left" if found.reason else "tuned"
@@ -395,18 +434,16 @@ def _keep(ctx: Context, found: SeenTunable) -> None:
 def _let_record(ctx: Context, definition: str, processes: Sequence[TunableProcess]) -> None:
     """Let launches be described with values of integer tensors while owner and policy allow it."""
     assert ctx.tunables is not None, "asked before"
-    told, allowed = ctx.tunables.recording, captured_inputs.is_allowed(ctx, definition)
+    allowed = captured_inputs.is_allowed(ctx, definition)
     for each in processes:
-        key = (each.name, definition)
-        lacks = any(not a.ready and a.launches for a in each.tunables[definition].asked)
-        if (allowed and not lacks) or (not allowed and key not in told):
+        report = each.tunables[definition]
+        lacks = any(not asked.ready and asked.launches for asked in report.asked)
+        if report.recording == allowed or (allowed and not lacks):
             continue
         try:
             ctx.tunables.tap.record(each, definition, on=allowed)
         except RetunedError as error:
             log.info("%s is described without values: %s", definition, error)
-            continue
-        (told.add if allowed else told.discard)(key)
 
 
 # --- experiment -----------------------------------------------------------------------------------
@@ -468,26 +505,46 @@ def task_of(ctx: Context, plan: ExperimentPlan) -> TunableTask:
     place = _place(ctx, plan.definition, process)
     if isinstance(place, Untried):
         raise HarnessError(f"{place.reason}: {place.detail}")
-    free = (process.environment.get("device") or {}).get("memory_free_bytes")
+    device = process.environment.get("device")
     task = TunableTask(
         report=process.raw[plan.definition],
-        recipes=tap.recipes(process, plan.definition),
+        recipes=[each for one in having for each in tap.recipes(one, plan.definition)],
         environment=process.environment,
         measured_in=here,
         device=place.device,
+        in_force=_rules_in_force(ctx, plan.definition),
     )
     if not place.pauses:
         return task
-    pauses = _announced(ctx, plan, process)
+    assert isinstance(device, Mapping), "a place with pauses is the server's own"
+    beside = [
+        each
+        for each in having
+        if each.environment.get("device", {}).get("uuid") == device.get("uuid")
+    ]
+    pauses = _announced(ctx, plan, beside)
+    free = device.get("memory_free_bytes")
     return replace(
         task,
         exclusive=pauses,
         slice_s=0.8 * pauses.longest_s,
-        memory_bytes=int(free) if isinstance(free, int) else None,
+        memory_bytes=max(0, free - _ROOM_BYTES) if isinstance(free, int) else None,
     )
 
 
-def _announced(ctx: Context, plan: ExperimentPlan, process: TunableProcess) -> Pauses:
+def _uuid(process: TunableProcess) -> object:
+    device = process.environment.get("device")
+    return device.get("uuid") if isinstance(device, Mapping) else None
+
+
+def _rules_in_force(ctx: Context, definition: str) -> list[dict[str, Any]]:
+    """Return the rules of the table that the server runs; none for its own choice."""
+    under = proposal_in_force(ctx.store, definition)
+    stored = ctx.store.get(RecordKind.FILE_CHANGE, under) if under else None
+    return list(json.loads(stored.body["text"])["rules"]) if stored is not None else []
+
+
+def _announced(ctx: Context, plan: ExperimentPlan, processes: Sequence[TunableProcess]) -> Pauses:
     """Return pauses of the server within the policy's limits, after they were announced."""
     assert ctx.tunables is not None, "asked before"
     limits = ctx.policy_limits(plan.definition)
@@ -501,12 +558,27 @@ def _announced(ctx: Context, plan: ExperimentPlan, process: TunableProcess) -> P
     _record(ctx, plan.id, "server-will-pause", sentence=sentence, definition=plan.definition)
     pauses = ctx.tunables.pauses[plan.id] = Pauses(
         ctx.tunables,
-        process,
+        processes,
         longest_s=longest_s,
         max_share=max_share,
         now_s=ctx.clock.monotonic_s,
+        allowed=lambda: _may_pause(ctx, plan.definition),
     )
     return pauses
+
+
+def _may_pause(ctx: Context, definition: str) -> bool:
+    """Whether policy and freezes allow pauses at this moment."""
+    limits, now = ctx.policy_limits(definition), ctx.clock.now()
+    return (
+        limits is not None
+        and limits.experiments
+        and limits.pauses.experiments
+        and not any(
+            freeze.scope.covers(target=ctx.settings.target, kernel=definition)
+            for freeze in Approvals(ctx.store).freezes(now=now)
+        )
+    )
 
 
 def tell_pauses(ctx: Context, plan: ExperimentPlan) -> None:
@@ -544,23 +616,26 @@ class Pauses:
         Most time in pauses over elapsed time.
     now_s
         Monotonic clock.
+    allowed
+        Whether the server may be paused at this moment.
     """
 
     def __init__(
         self,
         tunables: Tunables,
-        process: TunableProcess,
+        processes: Sequence[TunableProcess],
         *,
         longest_s: float,
         max_share: float,
         now_s: Callable[[], float],
+        allowed: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._tunables, self._process = tunables, process
+        self._tunables, self._processes, self._allowed = tunables, processes, allowed
         self.longest_s, self._max_share, self._now_s = longest_s, max_share, now_s
         self.count, self.total_s, self.worst_s = 0, 0.0, 0.0
         self._due_s = 0.0
         self._begin_s = 0.0
-        self._inner: AbstractContextManager[None] = nullcontext()
+        self._inner = ExitStack()
 
     def __call__(self) -> AbstractContextManager[None]:
         return self
@@ -569,16 +644,28 @@ class Pauses:
         wait_s = self._due_s - self._now_s()
         if wait_s > 0:
             self._tunables.sleep(wait_s)
-        self._inner = self._tunables.tap.paused(self._process, seconds=self.longest_s)
+        if not self._allowed():
+            raise HarnessError("the policy or a freeze allows no pauses of the server any more")
+        self._inner = ExitStack()
         try:
-            self._inner.__enter__()
-        except (CandidateError, TemporaryError) as error:  # no word on a configuration
+            for each in self._processes:
+                paused = self._tunables.tap.paused(each, seconds=self.longest_s)
+                self._inner.enter_context(paused)
+        except (CandidateError, TemporaryError) as error:  # no fault of a configuration
+            self._inner.close()
             raise HarnessError(f"the server was not paused: {error}") from error
         self._begin_s = self._now_s()
 
     def __exit__(self, *error: object) -> None:
+        """End the pause.
+
+        Raises
+        ------
+        CandidateError
+            ``slice-too-long`` if the server went on before.
+        """
         try:
-            self._inner.__exit__(*error)  # type: ignore[arg-type]
+            self._inner.close()
         finally:
             took_s = self._now_s() - self._begin_s
             self.count, self.total_s = self.count + 1, self.total_s + took_s
@@ -615,6 +702,10 @@ def with_table(ctx: Context, proposal: Proposal, solution: Solution) -> FileChan
     if not rules:
         detail = f"no rule lies within {proposal.guard}"
         return Refusal(reason=RefusalReason.NOTHING_TO_CHANGE, detail=detail)
+    rules = [*rules, *_rules_in_force(ctx, proposal.definition)]  # the first that matches is used
+    if len(rules) > MAX_RULES:
+        detail = f"{len(rules)} rules, with those in force, are more than {MAX_RULES}"
+        return Refusal(reason=RefusalReason.NOT_A_TABLE, detail=detail)
     under = proposal_in_force(ctx.store, proposal.definition) or ""
     stored = ctx.store.get(RecordKind.FILE_CHANGE, under) if under else None
     limits = ctx.policy_limits(proposal.definition)
@@ -674,8 +765,8 @@ def within(rules: Sequence[Mapping[str, Any]], guard: Guard) -> list[dict[str, A
 
 def captures_of(report: TunableReport, rules: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the captured batch sizes of the size classes that rules are for."""
-    if report.ways.get("recapture") != "on":
-        return []
+    if report.ways.get("recapture") != "on" or report.family == "autotune":
+        return []  # the size classes of an autotuner do not name batch sizes
     found: dict[int, dict[str, Any]] = {}
     for each in report.asked:
         if not each.captured or not any(_matches(rule, each.axes) for rule in rules):

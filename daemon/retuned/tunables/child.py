@@ -38,6 +38,7 @@ class Child:
         self._torch: Any = None
         self._device = "cpu"
         self._flush: Any = None
+        self._memory_bytes: int | None = None
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Execute one request; a failure of a candidate is a result."""
@@ -59,12 +60,14 @@ class Child:
             except Exception:  # the case that needs it says so
                 traceback.print_exc()
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._memory_bytes = request.get("memory_bytes")
         return {"torch": torch.__version__, "device": self._device}
 
     def do_open(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Build a case."""
         index = len(self._cases)
         if self._device == "cuda" and self._flush is None:
+            self._limit_memory()
             self._flush = self._torch.empty(
                 _FLUSH_BYTES, dtype=self._torch.uint8, device=self._device
             )
@@ -73,6 +76,13 @@ class Child:
             case.reset(0)
         self._cases[index] = case
         return {"case": index}
+
+    def _limit_memory(self) -> None:
+        """Leave the memory of a server on the same GPU alone: beyond the limit a case fails."""
+        if self._memory_bytes is not None:
+            whole = self._torch.cuda.get_device_properties(0).total_memory
+            share = max(0.0, min(1.0, float(self._memory_bytes) / whole))
+            self._torch.cuda.set_per_process_memory_fraction(share)
 
     def do_check(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Compare a configuration with the server's own choice on fresh inputs.
@@ -120,6 +130,8 @@ class Child:
                 order = list(range(len(configs)))
                 chance.shuffle(order)
                 pairs.append((order, [self._timed(launches[index]) for index in order]))
+                if "seconds" in request:
+                    self._wait()  # else the host is far ahead of the device
                 if time.monotonic() > deadline_s:
                     break
             self._wait()

@@ -34,6 +34,8 @@ class ChildProcess:
         For its log, and for compiled kernels where the server's own cache cannot be written.
     modules
         Of the server, imported at the start.
+    memory_bytes
+        Most device memory; None for no limit.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class ChildProcess:
         device: str,
         folder: Path,
         modules: Sequence[str] = (),
+        memory_bytes: int | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._link = tempfile.TemporaryDirectory(prefix="retuned-child-")
@@ -68,7 +71,7 @@ class ChildProcess:
         self._log = (folder / "child.log").open("ab")
         self._words = [str(environment["executable"]), "-P", "-m", "retuned.tunables.child"]
         self._variables, self._folder = variables, folder
-        self._first = {"op": "hello", "modules": list(modules)}
+        self._first = {"op": "hello", "modules": list(modules), "memory_bytes": memory_bytes}
         self._process = self._started()
         self._rest = b""
         self.hello: dict[str, Any] = {}

@@ -147,6 +147,8 @@ def proposals(space: Space, tried: Mapping[str, float]) -> Config | None:
         if key_of(each) in open_ones:
             return open_ones[key_of(each)]
     known = {key_of(each): each for each in space.configs}
+    if any(isinstance(each, Mapping) for each in space.configs[0].values()):
+        return next(iter(open_ones.values()))  # an autotuner's own list has no neighbours
     names = space.configs[0]
     values = {name: sorted({each[name] for each in space.configs}) for name in names}
     ranked = sorted((us, key) for key, us in tried.items() if key in known and us < math.inf)

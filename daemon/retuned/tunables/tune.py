@@ -111,25 +111,32 @@ def tune_class(
     report: Mapping[str, Any],
     recipe: Recipe,
     *,
+    base: Config | None = None,
     exclusive: Exclusive = contextlib.nullcontext,
     slice_s: float = 0.4,
     deadline_s: float = math.inf,
+    most: int = 2**31,
     seed: int = 1,
 ) -> ClassResult:
     """Search one size class.
 
     Parameters
     ----------
+    base
+        Configuration of the table in force, which candidates are timed against; None is the
+        server's own choice. Outputs are compared with the server's own choice.
     exclusive
         Entered around each slice of timing.
     slice_s
         Longest slice, seconds.
+    most
+        Most candidates.
     deadline_s
         Moment of the monotonic clock after which no candidate begins.
     """
     begin_s = time.monotonic()
     axes = dict(recipe["axes"])
-    bench = _Bench(child, recipe, exclusive=exclusive, slice_s=slice_s)
+    bench = _Bench(child, recipe, base=base, exclusive=exclusive, slice_s=slice_s)
     try:
         bench.open()
     except CandidateError as error:
@@ -138,7 +145,10 @@ def tune_class(
     space = space_of(report, axes=axes, in_force=recipe["call"].get("in_force"))
     tried: dict[str, float] = {}
     trials: list[Trial] = []
-    while (config := proposals(space, tried)) is not None and time.monotonic() < deadline_s:
+    while len(trials) < most and time.monotonic() < deadline_s:
+        config = proposals(space, tried)
+        if config is None:
+            break
         trial = bench.trial(config, seed=seed)
         tried[key_of(config)] = trial.us
         trials.append(trial)
@@ -150,7 +160,7 @@ def tune_class(
         in_force_us=bench.in_force_us,
         trials=tuple(trials),
         space=len(space.configs),
-        reason="nothing-works" if not good else "nothing-to-gain",
+        reason="nothing-to-gain" if good else "nothing-works" if trials else "no-time-left",
     )
     if not bench.usable:
         result = _with(result, reason="child-ended")
@@ -169,10 +179,16 @@ class _Bench:
     """One size class in a child that may have to be replaced."""
 
     def __init__(
-        self, child: Runner, recipe: Recipe, *, exclusive: Exclusive, slice_s: float
+        self,
+        child: Runner,
+        recipe: Recipe,
+        *,
+        base: Config | None,
+        exclusive: Exclusive,
+        slice_s: float,
     ) -> None:
         self._child, self._recipe, self._exclusive = child, recipe, exclusive
-        self._slice_s = slice_s
+        self._base, self._slice_s = base, slice_s
         self._restarts = 0
         self._case = -1
         self.in_force_us = 0.0
@@ -218,7 +234,7 @@ class _Bench:
             request = {
                 "op": "pairs",
                 "case": self._case,
-                "configs": [None, config],
+                "configs": [self._base, config],
                 "pairs": min(_SLICE, count - len(found)),
                 "seed": seed + len(found),
                 "seconds": self._slice_s,

@@ -189,6 +189,51 @@ def test_a_table_that_does_not_fit_is_refused_and_changes_nothing(
     assert launch(kernel, 60) == 16.0
 
 
+def test_a_launch_under_a_table_that_fails_runs_the_servers_choice_and_its_rule_ends(
+    tunables: Tunables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = tuner(frozen=0)
+    launch(kernel, 60)
+    swap(tunables, table(only(tunables), 64))
+    assert launch(kernel, 60) == 64.0
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("out of resources: shared memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("retuned.runtime.tunables.autotune._launch", fails)
+        assert launch(kernel, 60) == 16.0
+    assert launch(kernel, 60) == 16.0
+    assert tunables.state({})["failures"] == 1
+
+
+def test_a_rule_for_a_size_that_was_not_launched_acts_once_it_is_compiled(
+    tunables: Tunables,
+) -> None:
+    kernel = tuner(frozen=0)
+    launch(kernel, 60)
+    text = json.loads(table(only(tunables), 64, low=33, high=64))
+    text["rules"].append(text["rules"][0] | {"when": {"elements": [513, 1024]}})
+    swap(tunables, canonical(text))
+    assert launch(kernel, 60) == 64.0
+    assert launch(kernel, 1000) == 16.0
+    tunables.housekeeping()
+    assert launch(kernel, 1000) == 64.0
+
+
+def test_recorded_values_go_when_recording_ends(tunables: Tunables) -> None:
+    kernel = tuner(frozen=0)
+    launch(kernel, 60)
+    name = only(tunables)["id"]
+    assert [each["ready"] for each in only(tunables)["asked"]] == [False]
+    tunables.record({"id": name, "on": True})
+    launch(kernel, 60)
+    assert [each["ready"] for each in only(tunables)["asked"]] == [True]
+    tunables.record({"id": name, "on": False})
+    assert tunables.recipes({"id": name})["recipes"] == []
+    assert [each["ready"] for each in only(tunables)["asked"]] == [False]
+
+
 def test_a_table_replaces_the_one_that_it_names_or_the_original(tunables: Tunables) -> None:
     kernel = tuner(frozen=0)
     launch(kernel, 60)

@@ -224,6 +224,27 @@ def test_a_busy_server_is_captured_at_its_next_idle_moment(world: World) -> None
     assert world.report(name)["table"]["captured"] == [16]
 
 
+def test_a_capture_that_fails_leaves_the_table_known_and_is_not_tried_for_ever(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[int] = []
+
+    def fails(*_: object, **__: object) -> list[int]:
+        tries.append(1)
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(world.graphs, "capture", fails)
+    name = world.ids[0]
+    result = world.swap(table(name, captures=[16]))
+    assert (result["outcome"], result["reach"]) == ("engaged", "needs-recapture")
+    assert world.report(name)["table"] is not None
+    assert [each["definition"] for each in world.service.state({})["files"]] == [name]
+    for _ in range(9):
+        world.service.housekeeping()
+    assert len(tries) == 3
+    assert world.back(result)["outcome"] == "engaged"
+
+
 def test_a_kept_set_needs_no_second_capture(world: World) -> None:
     text = table(world.ids[0], captures=[16])
     world.back(world.swap(text))

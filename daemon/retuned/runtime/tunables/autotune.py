@@ -130,10 +130,17 @@ class AutotunerHook:
                 found = None
             if found is None:
                 return stock(self, *args, **kwargs)
-            config, sized, in_capture = found
-            if config is None:
-                return timed(sized, lambda: stock(self, *args, **kwargs), in_capture=in_capture)
-            return timed(sized, lambda: _launch(self, config, args, kwargs), in_capture=in_capture)
+            tunable, words, sized, in_capture = found
+            if words is not None:
+                config = config_of(words, declared=self.configs)
+                try:
+                    return timed(
+                        sized, lambda: _launch(self, config, args, kwargs), in_capture=in_capture
+                    )
+                except Exception:  # too many resources at this very shape: nothing was launched
+                    registry.failed("autotune")
+                    tunable.leave_out(words)
+            return timed(sized, lambda: stock(self, *args, **kwargs), in_capture=in_capture)
 
         run.__wrapped__ = stock  # type: ignore[attr-defined]
         return run
@@ -148,7 +155,7 @@ def _seen(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     registry: Registry,
-) -> tuple[Any, SizeClass, bool] | None:
+) -> tuple[Tunable, Config | None, SizeClass, bool] | None:
     """Count a launch; return the table's configuration, the size class, and if it is captured."""
     if len(tuner.configs) < 2:
         return None
@@ -175,8 +182,7 @@ def _seen(
         _resolved(tuner, key, tunable, sized)
     if not in_capture and tunable.wants_recipe(sized):
         tunable.record(sized, _recipe(tuner, tunable, named, axes))
-    chosen = None if config is None else config_of(config, declared=tuner.configs)
-    return chosen, sized, in_capture
+    return tunable, config, sized, in_capture
 
 
 def _programs(tuner: Any, named: Mapping[str, Any]) -> int:  # noqa: ANN401

@@ -43,6 +43,10 @@ log = logging.getLogger(__name__)
 TableOrder = ChangeOrder[Table]
 FAMILIES = ("autotune", "attention", "moe")
 MAX_PREPARED = 16
+_TRIES = 3
+"""Captures of a size that may fail before it is left alone."""
+_LATER = frozenset({"server-busy", "no-safe-point"})
+"""Refusals of a capture that say nothing about its size."""
 _CAPTURE_S = 5.0
 """Captures of one order; further sizes follow at idle moments."""
 _MAX_RECIPE_BYTES = 4 << 20
@@ -117,7 +121,7 @@ class Tunables:
     def restart(self) -> None:
         """Return every tunable to the original and forget all orders: at close and after a fork."""
         for tunable in self.registry:
-            tunable.table = None
+            tunable.put(None)
         self._begin()
 
     def close(self) -> None:
@@ -128,7 +132,7 @@ class Tunables:
 
         def restore(worker: Any) -> None:  # noqa: ANN401 - the server's
             for each in self.registry:
-                each.table = None
+                each.put(None)
             if worker is not None:
                 self._graphs.restore(worker, sizes)
                 self._graphs.forget()
@@ -212,6 +216,7 @@ class Tunables:
             "ways": {"next-call": "on", "recapture": self._graphs.way(self.steps.worker)},
             "refused": tunable.refused,
             "recorded": len(tunable.recipes),
+            "recording": tunable.recording,
             "table": in_force,
         }
 
@@ -249,6 +254,8 @@ class Tunables:
         if on and not self.registry.may_record:
             raise Refused("capture-off", detail="RETUNED_CAPTURE does not allow recorded inputs")
         tunable.recording = on
+        if not on:
+            tunable.forget_values()
         return {"recording": on}
 
     def recipes(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -313,19 +320,18 @@ class Tunables:
             if order.id in self._outcomes or order.id in self._prepared:
                 return {"already": True}
         self._check_fits(tunable, order.change)
+        fitting = []
         for rule in order.change.rules:
             tunable.check(rule.config)
             reason = tunable.rule_fits(rule)
-            if reason:
-                detail = f"a rule for {dict((a, (b, c)) for a, b, c in rule.when)} matches nothing"
-                raise Refused(reason, detail=detail[:500])
-        try:
-            _use_device()
-            tunable.warm(order.change)
-        except Refused:
-            raise
-        except Exception as error:
-            raise Refused("compile-failed", detail=repr(error)[:500]) from error
+            if reason == "axis-unknown":
+                raise Refused(reason, detail=f"{tunable.id} has the axes {list(tunable.axes)}")
+            if not reason:
+                fitting.append(rule)
+        if order.change.rules and not fitting:
+            detail = "no size that a rule is for was launched here"
+            raise Refused("rule-without-launch", detail=detail)
+        _warm(tunable, dataclasses.replace(order.change, rules=tuple(fitting)))
         with self._lock:
             self._prepared[order.id] = order
             while len(self._prepared) > MAX_PREPARED:
@@ -404,11 +410,13 @@ class Tunables:
         ledger.check(order.epoch)
         sizes = tunable.captured_sizes
 
+        unseen = [] if table is None else [r for r in table.rules if tunable.rule_fits(r)]
+
         def exchange(worker: Any) -> None:  # noqa: ANN401 - the server's
-            tunable.table = table
             if sizes and worker is not None:
                 self._graphs.restore(worker, sizes)
                 self._recaptured_later(sizes)
+            tunable.put(table, cold=unseen)
             again = self._graphs.again(table.captures, tables=self._in_force()) if table else []
             tunable.captured_sizes = tuple(again)
 
@@ -418,6 +426,11 @@ class Tunables:
             while len(self._tables) > MAX_HISTORY:
                 self._tables.popitem(last=False)
         tunable.forget_matches()
+        self._statuses[tunable.id] = Status(
+            order=order.id, artifact=order.artifact, epoch=order.epoch, table=table
+        )
+        while len(self._statuses) > MAX_HISTORY:
+            self._statuses.popitem(last=False)
         recapture_s = self._capture(tunable, most_s=_CAPTURE_S)
         ledger.carried_out(order.id, epoch=order.epoch, artifact=None, flip_ns=int(1e3 * held_us))
         result = {
@@ -429,11 +442,6 @@ class Tunables:
             "captured": list(tunable.captured_sizes),
             "reach": self._reach(tunable),
         }
-        self._statuses[tunable.id] = Status(
-            order=order.id, artifact=order.artifact, epoch=order.epoch, table=table
-        )
-        while len(self._statuses) > MAX_HISTORY:
-            self._statuses.popitem(last=False)
         self._remember(order.id, result)
         return result
 
@@ -450,21 +458,41 @@ class Tunables:
         total_s = 0.0
         if self.steps.worker is None:
             return total_s
-        wanted = [each for each in _captures(tunable) if each.size not in tunable.captured_sizes]
-        for each in wanted:
+        for each in self._missing(tunable):
             try:
                 done, held_us = self.steps.at_safe_point(self._capturing(each))
             except Refused as error:
                 log.info("graphs of %s stay as they are: %s", tunable.id, error)
+                if error.reason not in _LATER:
+                    tunable.uncaptured[each.size] = tunable.uncaptured.get(each.size, 0) + 1
                 break
+            if not done:
+                tunable.uncaptured[each.size] = _TRIES  # no graph has this size
             tunable.captured_sizes = (*tunable.captured_sizes, *done)
             total_s += held_us / 1e6
             if total_s >= most_s:
                 break
         return total_s
 
+    def _missing(self, tunable: Tunable) -> list[Capture]:
+        """Return the sizes that a table asks for and graphs do not have, as far as it can be."""
+        return [
+            each
+            for each in _captures(tunable)
+            if each.size not in tunable.captured_sizes
+            and tunable.uncaptured.get(each.size, 0) < _TRIES
+        ]
+
     def _capturing(self, wanted: Capture) -> Callable[[Any], list[int]]:
-        return lambda worker: self._graphs.capture(worker, [wanted], tables=self._in_force())
+        def capture(worker: Any) -> list[int]:  # noqa: ANN401 - the server's
+            try:
+                return self._graphs.capture(worker, [wanted], tables=self._in_force())
+            except Refused:
+                raise
+            except Exception as error:  # such as no memory: the old graphs stay in force
+                raise Refused("capture-failed", detail=repr(error)[:300]) from error
+
+        return capture
 
     def _recaptured_later(self, sizes: Sequence[int]) -> None:
         """Note that graphs of these sizes are the server's own again, for every tunable."""
@@ -480,8 +508,25 @@ class Tunables:
     def housekeeping(self) -> None:
         """Capture at an idle moment what a table asks for and graphs do not have yet."""
         for tunable in self.registry:
-            if self.steps.idle() and len(tunable.captured_sizes) < len(_captures(tunable)):
+            self._warm_later(tunable)
+            if self.steps.idle() and self._missing(tunable):
                 self._capture(tunable)
+
+    def _warm_later(self, tunable: Tunable) -> None:
+        """Compile rules whose sizes were launched since their table came into force."""
+        table = tunable.table
+        if table is None or not tunable.cold:
+            return
+        ready = [rule for rule in tunable.cold if not tunable.rule_fits(rule)]
+        if not ready:
+            return
+        try:
+            _warm(tunable, dataclasses.replace(table, rules=tuple(ready)))
+        except Refused as error:  # these sizes keep the server's choice until they are described
+            log.info("rules of %s are not in force yet: %s", tunable.id, error)
+            return
+        if tunable.table is table:
+            tunable.cold = tuple(rule for rule in tunable.cold if rule not in ready)
 
     def _reach(self, tunable: Tunable) -> str:
         """Return whether graphs still launch what was in force before where rules apply."""
@@ -534,6 +579,23 @@ class Tunables:
         if found is None:
             raise Refused("unknown-tunable", detail=f"no launch of {name:.128} was seen here")
         return found
+
+
+def _warm(tunable: Tunable, table: Table) -> None:
+    """Compile a table's configurations on this thread.
+
+    Raises
+    ------
+    Refused
+        ``compile-failed``, or the tunable's own refusal.
+    """
+    try:
+        _use_device()
+        tunable.warm(table)
+    except Refused:
+        raise
+    except Exception as error:  # whatever a compiler raises
+        raise Refused("compile-failed", detail=repr(error)[:500]) from error
 
 
 def _captures(tunable: Tunable) -> Sequence[Capture]:

@@ -124,7 +124,11 @@ class Tunable:
         self.source, self.geometry, self.axes = source, dict(geometry), tuple(axes)
         self.space, self.check, self.warm = dict(space), check, warm
         self.table: Table | None = None
-        """In force; one assignment exchanges it."""
+        """In force."""
+        self.cold: tuple[Rule, ...] = ()
+        """Rules that are not compiled yet: their sizes keep the server's choice."""
+        self.uncaptured: dict[int, int] = {}
+        """Batch sizes whose graph could not be captured again, and how often it was tried."""
         self.refused = ""
         self.captured_sizes: tuple[int, ...] = ()
         """Batch sizes whose graphs were captured with the table in force."""
@@ -151,10 +155,29 @@ class Tunable:
             sized.sizes.add(axes[self.axes[0]])
         table = self.table
         config = table.choose(axes) if table is not None else None
+        if config is not None and any(rule.config is config for rule in self.cold):
+            config = None
         if config is not None:
             sized.matched += 1
             sized.config, sized.how = config, "table"
         return config
+
+    def put(self, table: Table | None, *, cold: Sequence[Rule] = ()) -> None:
+        """Put a table in force; None is the original."""
+        self.cold, self.uncaptured = tuple(cold), {}
+        self.table = table
+
+    def leave_out(self, config: Config) -> None:
+        """Let the sizes of a configuration that failed run the server's choice."""
+        rules = self.table.rules if self.table is not None else ()
+        self.cold = (*self.cold, *(rule for rule in rules if rule.config is config))
+
+    def forget_values(self) -> None:
+        """Drop descriptions that hold values of integer tensors."""
+        for key, each in list(self._classes.items()):
+            if each.described:
+                each.described, each.ready = None, False
+                self.recipes.pop(key, None)
 
     def wants_recipe(self, sized: SizeClass) -> bool:
         """Whether a launch of this class is to be described, or described again with values."""
@@ -193,7 +216,8 @@ class Tunable:
 
     def after_fork(self) -> None:
         """Start over in a child: no table, no counts, no recording."""
-        self.table, self.captured_sizes = None, ()
+        self.put(None)
+        self.captured_sizes = ()
         self.recording, self.first = False, None
         self._classes.clear()
         self.recipes.clear()

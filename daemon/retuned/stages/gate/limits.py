@@ -63,7 +63,7 @@ class Pauses(PolicyModel):
     Without it they need another GPU of the same model on which nothing runs."""
     longest_ms: int = Field(default=500, ge=10, le=2000)
     """Longest pause of an experiment, milliseconds."""
-    max_share: float = Field(default=0.2, gt=0.0, le=1.0)
+    max_share: float = Field(default=0.2, ge=0.01, le=1.0)
     """Most time of pauses over elapsed time, while an experiment runs."""
     recapture: bool = True
     """Whether graphs are captured again with a table while no request is under way.

@@ -79,7 +79,7 @@ def believe_in_table(
     busy_us: float,
     observed_s: float,
     tried: Collection[tuple[tuple[str, int], ...]] = (),
-    needed: Collection[tuple[tuple[str, int], ...]] = (),
+    in_force: Collection[tuple[tuple[str, int], ...]] = (),
     world: str = "",
     settings: HypothesisSettings | None = None,
 ) -> Hypothesis | Untried:
@@ -94,9 +94,9 @@ def believe_in_table(
     observed_s
         Length of the observed time, seconds.
     tried
-        Keys of classes that an experiment has covered already, see `UsedClass.key`.
-    needed
-        Keys of classes for which a table is in force: a new table replaces it completely.
+        Keys of classes that an experiment has searched already, see `UsedClass.key`.
+    in_force
+        Keys of classes that run a table's rules.
     world
         Digest of what runs in production and of the environment.
 
@@ -131,13 +131,11 @@ def believe_in_table(
     fresh = [each for each in ready if each.key not in tried]
     saving = sum(map(_saved_us, fresh)) / total_us
     if saving < settings.min_saving:
-        if any(each.key in needed for each in ready):
-            detail = f"{len(needed)} of {len(launched)} size classes run its rules"
+        if any(each.key in in_force for each in ready):
+            detail = f"{len(in_force)} of {len(launched)} size classes run its rules"
             return Untried(reason=NotTried.IN_FORCE, detail=detail)
         return _too_little(ready, fresh, saving=saving, total_us=total_us, settings=settings)
-    ranked = sorted(ready, key=lambda each: -_saved_us(each))
-    kept = [each for each in ranked if each.key in needed]
-    kept += [each for each in ranked if each not in kept][: settings.max_shapes]
+    kept = sorted(fresh, key=lambda each: -_saved_us(each))[: settings.max_shapes]
     spent_us = sum(each.time_us for each in kept)
     saved_us = sum(map(_saved_us, kept))
     share = spent_us / total_us

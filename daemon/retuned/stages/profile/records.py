@@ -116,11 +116,15 @@ def bucket_low(length: int, settings: ProfileSettings) -> int:
     >>> [bucket_low(n, ProfileSettings()) for n in (1, 4, 256, 384, 300)]
     [1, 3, 249, 257, 300]
     """
-    if bucket(length, settings) != length:
+    if length <= 1 or bucket(length, settings) != length:
         return length  # an exact length, not a bucket's upper edge
-    while length > 1 and bucket(length - 1, settings) == bucket(length, settings):
-        length -= 1
-    return length
+    ladder = settings.ladder
+    if not ladder:
+        return length
+    if length <= ladder[-1]:
+        place = bisect_left(ladder, length)
+        return (ladder[place - 1] if place else 0) + 1
+    return max(ladder[-1], length - settings.step) + 1
 
 
 def bucket_middle(length: int, settings: ProfileSettings) -> int:
