@@ -31,7 +31,7 @@ NOTES = {"apiVersion", "kind", "metadata.labels", "metadata.annotations"}
 """They promise nothing: what the file is, and free text."""
 
 DAEMON = Path(__file__).resolve().parents[2] / "daemon" / "retuned"
-READERS = (*(DAEMON / "control").glob("*.py"), DAEMON / "standalone" / "tunables.py")
+READERS = (*(DAEMON / "control").glob("*.py"), DAEMON / "standalone" / "tunable_experiments.py")
 CONDITIONAL = {
     "spec.breakGlass.maxPods": "break_glass.max_pods",
     "spec.pauses.experiments": "limits.pauses.experiments",

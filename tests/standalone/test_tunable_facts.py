@@ -18,7 +18,8 @@ from retuned.runtime_client.tunables import (
     process_of,
 )
 from retuned.standalone.context import Tunables
-from retuned.standalone.tunables import Pauses, captures_of, used_classes, within
+from retuned.standalone.tunable_experiments import Pauses, captures_of, within
+from retuned.standalone.tunables import used_classes
 
 NAME = "tunable:attention:kernel_unified_attention:00000000"
 HELLO = {"pid": 1, "environment": {"cpu": "cpu:a", "numerics": {}}}

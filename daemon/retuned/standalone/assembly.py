@@ -56,7 +56,7 @@ from retuned.standalone.daemon import Loop
 from retuned.standalone.end_to_end_http import HttpEndToEnd, load_requests
 from retuned.standalone.findings import earlier_findings, found_solution, priors_for
 from retuned.standalone.kernels import KnownKernels, recall
-from retuned.standalone.tunables import task_of
+from retuned.standalone.tunable_experiments import task_of
 from retuned.standalone.tuned_files import ConfiguredKernels, StoredChanges, incumbent_named
 from retuned.store.keys import Ed25519Notary
 from retuned.store.policy_files import PolicyFiles, load_policies

@@ -20,7 +20,14 @@ from retuned.stages import experiment as experiment_stage
 from retuned.stages import hypothesis as hypothesis_stage
 from retuned.stages.experiment import Budget, ExperimentPlan, Turn, turns_sentence
 from retuned.stages.hypothesis import Hypothesis
-from retuned.standalone import captured_inputs, evidence, metrics, tunables, tuned_files
+from retuned.standalone import (
+    captured_inputs,
+    evidence,
+    metrics,
+    tunable_experiments,
+    tunable_records,
+    tuned_files,
+)
 from retuned.standalone.context import Context, RecordKind
 from retuned.standalone.findings import findings
 from retuned.standalone.hypotheses import BUDGET, live_baseline, open_belief
@@ -46,14 +53,14 @@ def open_experiment(ctx: Context) -> ExperimentPlan | None:
     best = max(beliefs, key=lambda h: (h.expected_saving, h.id), default=None)
     if best is None or _spent(ctx, best):
         return None
-    of_tunable = tunables.is_tunable(best.definition)
+    of_tunable = tunable_records.is_tunable(best.definition)
     plan = experiment_stage.plan(
         best,
         incumbent=live_baseline(ctx, best.definition),
-        environment=tunables.environment_of(ctx, best.definition),
+        environment=tunable_records.environment_of(ctx, best.definition),
         budget=_budget(ctx, best),
         generators=tuned_files.generators_for(ctx, best.definition),
-        buckets=tunables.BUCKETS if of_tunable else ctx.settings.profile,
+        buckets=tunable_experiments.BUCKETS if of_tunable else ctx.settings.profile,
         batch_invariant=_batch_invariant(ctx, best.definition),
     )
     believed = ctx.store.get(RecordKind.HYPOTHESIS, best.id)
@@ -80,7 +87,7 @@ def run_experiment(ctx: Context, plan: ExperimentPlan) -> None:
         try:
             _run(ctx, plan)
         finally:
-            tunables.tell_pauses(ctx, plan)
+            tunable_experiments.tell_pauses(ctx, plan)
     metrics.experiment_ended(ctx, plan.id, seconds=ctx.clock.monotonic_s() - began_s)
 
 
@@ -127,7 +134,7 @@ def _batch_invariant(ctx: Context, definition: str) -> bool:
 
 def _is_possible(ctx: Context, definition: str) -> bool:
     """Whether a lab here can try a kernel; tunables are tried in the server's own environment."""
-    observes = ctx.settings.observes_only and not tunables.is_tunable(definition)
+    observes = ctx.settings.observes_only and not tunable_records.is_tunable(definition)
     return not observes and not _frozen(ctx, definition)
 
 
@@ -183,7 +190,7 @@ def _budget(ctx: Context, belief: Hypothesis) -> Budget:
     budget, limits = ctx.settings.budget, ctx.policy_limits(belief.definition)
     if limits is not None and limits.max_trials < budget.max_candidates:
         budget = budget.model_copy(update={"max_candidates": limits.max_trials})
-    if len(belief.structures) != 1 or tunables.is_tunable(belief.definition):
+    if len(belief.structures) != 1 or tunable_records.is_tunable(belief.definition):
         return budget
     return budget.model_copy(
         update={
@@ -215,7 +222,7 @@ def _conclude(ctx: Context, plan: ExperimentPlan) -> None:
     found = findings(ctx, plan.id)
     best = best_finding(found)
     turns = ctx.bench.turns(plan.id)
-    if tunables.is_tunable(plan.definition):
+    if tunable_records.is_tunable(plan.definition):
         answer = searched(found, turns)
     else:
         answer = conclude(

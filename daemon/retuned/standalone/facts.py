@@ -40,7 +40,7 @@ from retuned.stages import gate
 from retuned.stages.gate import EndToEndRule
 from retuned.stages.gate.policy import Selector
 from retuned.stages.proposal import Proposal
-from retuned.standalone import end_to_end, tunables, tuned_files
+from retuned.standalone import end_to_end, tunable_records, tuned_files
 from retuned.standalone import evidence as proving
 from retuned.standalone.context import Context, RecordKind
 from retuned.standalone.evidence import measured_in
@@ -202,7 +202,7 @@ def facts_of(
 
 def _measured_target(ctx: Context, target: TuningTarget, record: Proposal) -> TuningTarget:
     """Return the target with the environment that evidence on this kernel must come from."""
-    environment = tunables.environment_of(ctx, record.definition)
+    environment = tunable_records.environment_of(ctx, record.definition)
     if target.status.environment == environment:
         return target
     status = target.status.model_copy(update={"environment": environment})

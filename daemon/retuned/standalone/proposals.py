@@ -19,7 +19,7 @@ from retuned.stages import gate as gate_stage
 from retuned.stages import proposal as proposal_stage
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.proposal import AgainLimits, Proposal, ProposalLimits, Refusal, RefusalReason
-from retuned.standalone import evidence, tunables, tuned_files
+from retuned.standalone import evidence, tunable_records, tuned_files
 from retuned.standalone.context import Context, RecordKind
 from retuned.standalone.facts import quarantined
 from retuned.standalone.findings import findings
@@ -78,7 +78,7 @@ def _keep_answer(
 def _weigh(ctx: Context, plan: ExperimentPlan) -> Proposal | Refusal:
     best = best_finding(findings(ctx, plan.id))
     assert best is not None, "an experiment is won by a finding"
-    environment = tunables.environment_of(ctx, plan.definition)
+    environment = tunable_records.environment_of(ctx, plan.definition)
     if plan.environment != environment:
         return Refusal(
             reason=RefusalReason.STALE_ENVIRONMENT,
@@ -101,7 +101,7 @@ def _weigh(ctx: Context, plan: ExperimentPlan) -> Proposal | Refusal:
         live_baseline=live_baseline(ctx, plan.definition),
         # a new table carries the rules of the one in force
         live_guard=None
-        if tunables.is_tunable(plan.definition)
+        if tunable_records.is_tunable(plan.definition)
         else live_guard(ctx.store, plan.definition),
         attempt=next_attempt(ctx, plan, best.solution.digest),
     )

@@ -23,7 +23,7 @@ from retuned.stages.profile import ProfileSettings, WorkloadProfile, bucket_low
 from retuned.stages.proposal import Proposal, Refusal, RefusalReason
 from retuned.stages.swap import SwapOrder
 from retuned.stages.verdict import EvidenceFault
-from retuned.standalone import tunables
+from retuned.standalone import tunable_experiments, tunable_records
 from retuned.standalone.context import Context, KernelCatalog, RecordKind
 from retuned.standalone.records import in_force, proposal_in_force, say, under_way
 from retuned.store.artifact_folder import MANIFEST, sign_artifact
@@ -48,7 +48,7 @@ class StoredChanges:
     def known(self) -> Mapping[str, Format]:
         """Return the kernels that files configure, and the tunables that had an order."""
         files = {subject.definition: subject.format for subject in subjects(self._store)}
-        ordered = filter(tunables.is_tunable, latest(self._store))
+        ordered = filter(tunable_records.is_tunable, latest(self._store))
         return files | dict.fromkeys(ordered, TABLE)
 
 
@@ -89,7 +89,7 @@ class ConfiguredKernels:
 
         Of a tunable, what the server chooses by itself.
         """
-        known = tunables.seen(self._store, definition)
+        known = tunable_records.seen(self._store, definition)
         if known is not None:
             return known.incumbent
         subject = subject_of(self._store, definition)
@@ -99,13 +99,13 @@ class ConfiguredKernels:
 
     def family(self, definition: str) -> str:
         """Return the operator type; a tunable is a family by itself."""
-        if tunables.is_tunable(definition):
+        if tunable_records.is_tunable(definition):
             return definition
         return self._kernels.family(definition)
 
     def audited(self, definition: str) -> tuple[str, ...]:
         """Return the structure that runs in production."""
-        if tunables.is_tunable(definition):
+        if tunable_records.is_tunable(definition):
             return (TABLE_STRUCTURE,)
         subject = subject_of(self._store, definition)
         if subject is not None:
@@ -114,7 +114,7 @@ class ConfiguredKernels:
 
     def structures(self, definition: str) -> tuple[str, ...]:
         """Return all structures: a row can say no other than the one that runs."""
-        if tunables.is_tunable(definition):
+        if tunable_records.is_tunable(definition):
             return (TABLE_STRUCTURE,)
         subject = subject_of(self._store, definition)
         if subject is not None:
@@ -123,7 +123,11 @@ class ConfiguredKernels:
 
     def floor_ns(self, definition: str, axes: Mapping[str, int]) -> int:
         """Return the roofline time; 0 where unknown."""
-        return 0 if tunables.is_tunable(definition) else self._kernels.floor_ns(definition, axes)
+        return (
+            0
+            if tunable_records.is_tunable(definition)
+            else self._kernels.floor_ns(definition, axes)
+        )
 
 
 def subjects(store: Store) -> Iterator[TunedFileStep]:
@@ -148,7 +152,7 @@ def subject_of(store: Store, definition: str) -> TunedFileStep | None:
 
 def incumbent_named(store: Store, digest: Digest) -> Solution | None:
     """Return a server's row, or its own choice, as a variant; None where it is nobody's."""
-    chosen = tunables.incumbent_named(store, digest)
+    chosen = tunable_records.incumbent_named(store, digest)
     if chosen is not None:
         return chosen
     for subject in subjects(store):
@@ -271,7 +275,7 @@ def _keep(ctx: Context, definition: str, body: Mapping[str, object], *, phase: s
 
 def generators_for(ctx: Context, definition: str) -> tuple[str, ...]:
     """Return who proposes variants: of a file's kernel only what searches parameters."""
-    if tunables.is_tunable(definition):
+    if tunable_records.is_tunable(definition):
         return ("search",)
     named = ctx.settings.generators
     if subject_of(ctx.store, definition) is None:
@@ -289,8 +293,8 @@ def with_change(ctx: Context, answer: Proposal | Refusal, solution: Solution) ->
     """
     if not isinstance(answer, Proposal):
         return answer
-    if tunables.is_tunable(answer.definition):
-        table = tunables.with_table(ctx, answer, solution)
+    if tunable_records.is_tunable(answer.definition):
+        table = tunable_experiments.with_table(ctx, answer, solution)
         return table if isinstance(table, Refusal) else _with(ctx, answer, table)
     subject = subject_of(ctx.store, answer.definition)
     if subject is None:

@@ -1,0 +1,370 @@
+"""Experiments on tunables: their place, pauses of the server, and the table that a win proposes."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from retuned.contract import Guard, Solution
+from retuned.errors import CandidateError, HarnessError, TemporaryError
+from retuned.experiment.tunables import TunableTask
+from retuned.ports import Event
+from retuned.runtime.tunables.records import (
+    MAX_CAPTURES,
+    MAX_RULES,
+    canonical,
+    digest_of_text,
+)
+from retuned.runtime_client.tunables import TunableProcess, TunableReport
+from retuned.stages.experiment import ExperimentPlan
+from retuned.stages.hypothesis import (
+    NotTried,
+    Untried,
+)
+from retuned.stages.profile import ProfileSettings
+from retuned.stages.proposal import Proposal, Refusal, RefusalReason
+from retuned.standalone.context import Context, RecordKind, Tunables
+from retuned.standalone.records import proposal_in_force
+from retuned.standalone.tunable_records import seen, server_side
+from retuned.store.approvals import Approvals
+from retuned.tuned_files.formats import TABLE, FileChange
+
+log = logging.getLogger(__name__)
+
+BUCKETS = ProfileSettings(ladder=tuple(2**n for n in range(41)), step=2**40)
+"""Size classes of tunables: powers of two, as the runtime counts them."""
+_ROOM_BYTES = 1 << 30
+"""Device memory that an experiment leaves free beside a server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where experiments on a tunable run."""
+
+    device: str
+    """Value of ``CUDA_VISIBLE_DEVICES``; empty without a GPU."""
+    pauses: bool
+    """Whether it is the server's own."""
+
+
+def place_of(ctx: Context, definition: str, process: TunableProcess) -> Place | Untried:
+    """Return another GPU of the server's model, else the server's own if the policy allows it."""
+    assert ctx.tunables is not None, "asked before"
+    device = process.environment.get("device")
+    if not isinstance(device, Mapping):
+        return Place("", False)
+    other = ctx.tunables.free_device(str(device.get("name", "")))
+    if other is not None:
+        return Place(other, False)
+    limits = ctx.policy_limits(definition)
+    name = device.get("name")
+    if process.steps.hook != "on":
+        detail = f"no other {name} is free, and this server cannot be paused: {process.steps.hook}"
+        return Untried(reason=NotTried.NO_GPU, detail=detail)
+    if limits is not None and limits.pauses.experiments:
+        uuid = str(device.get("uuid", ""))
+        own = f"GPU-{uuid}" if uuid and not uuid.startswith("GPU-") else uuid
+        return Place(own or str(device.get("index", 0)), True)
+    detail = f"no other {name} is free, and no policy has spec.pauses.experiments: true"
+    return Untried(reason=NotTried.NO_GPU, detail=detail)
+
+
+def task_of(ctx: Context, plan: ExperimentPlan) -> TunableTask:
+    """Return what an experiment on a tunable needs from the server.
+
+    Raises
+    ------
+    HarnessError
+        If the server is no longer what the plan is about, or there is no place to experiment.
+    TemporaryError
+        If the server does not answer.
+    CandidateError
+        If it refuses to describe launches.
+    """
+    assert ctx.tunables is not None, "plans about tunables come from there"
+    tap = ctx.tunables.tap
+    having = [each for each in tap.processes() if plan.definition in each.tunables]
+    if not having:
+        raise HarnessError(f"no process of the server launches {plan.definition} any more")
+    process = having[0]
+    here = server_side(process.facts)
+    if here.digest != plan.environment:
+        raise HarnessError(f"the server is {here} now, the plan is for another environment")
+    place = place_of(ctx, plan.definition, process)
+    if isinstance(place, Untried):
+        raise HarnessError(f"{place.reason}: {place.detail}")
+    device = process.environment.get("device")
+    task = TunableTask(
+        report=process.raw[plan.definition],
+        recipes=[each for one in having for each in tap.recipes(one, plan.definition)],
+        environment=process.environment,
+        measured_in=here,
+        device=place.device,
+        in_force=_rules_in_force(ctx, plan.definition),
+    )
+    if not place.pauses:
+        return task
+    assert isinstance(device, Mapping), "a place with pauses is the server's own"
+    beside = [
+        each
+        for each in having
+        if each.environment.get("device", {}).get("uuid") == device.get("uuid")
+    ]
+    pauses = _announced(ctx, plan, beside)
+    free = device.get("memory_free_bytes")
+    return replace(
+        task,
+        exclusive=pauses,
+        slice_s=0.8 * pauses.longest_s,
+        memory_bytes=max(0, free - _ROOM_BYTES) if isinstance(free, int) else None,
+    )
+
+
+def _uuid(process: TunableProcess) -> object:
+    device = process.environment.get("device")
+    return device.get("uuid") if isinstance(device, Mapping) else None
+
+
+def _rules_in_force(ctx: Context, definition: str) -> list[dict[str, Any]]:
+    """Return the rules of the table that the server runs; none for its own choice."""
+    under = proposal_in_force(ctx.store, definition)
+    stored = ctx.store.get(RecordKind.FILE_CHANGE, under) if under else None
+    return list(json.loads(stored.body["text"])["rules"]) if stored is not None else []
+
+
+def _announced(ctx: Context, plan: ExperimentPlan, processes: Sequence[TunableProcess]) -> Pauses:
+    """Return pauses of the server within the policy's limits, after they were announced."""
+    assert ctx.tunables is not None, "asked before"
+    limits = ctx.policy_limits(plan.definition)
+    assert limits is not None, "a policy allowed it"
+    longest_s, max_share = limits.pauses.longest_ms / 1e3, limits.pauses.max_share
+    sentence = (
+        f"the experiment on {plan.definition} uses the server's own GPU: the server pauses, each "
+        f"time for at most {longest_s:.2f} s, and for at most {max_share:.0%} of the time"
+    )
+    log.warning("%s", sentence)
+    _record(ctx, plan.id, "server-will-pause", sentence=sentence, definition=plan.definition)
+    pauses = ctx.tunables.pauses[plan.id] = Pauses(
+        ctx.tunables,
+        processes,
+        longest_s=longest_s,
+        max_share=max_share,
+        now_s=ctx.clock.monotonic_s,
+        allowed=lambda: _may_pause(ctx, plan.definition),
+    )
+    return pauses
+
+
+def _may_pause(ctx: Context, definition: str) -> bool:
+    """Whether policy and freezes allow pauses at this moment."""
+    limits, now = ctx.policy_limits(definition), ctx.clock.now()
+    return (
+        limits is not None
+        and limits.experiments
+        and limits.pauses.experiments
+        and not any(
+            freeze.scope.covers(target=ctx.settings.target, kernel=definition)
+            for freeze in Approvals(ctx.store).freezes(now=now)
+        )
+    )
+
+
+def tell_pauses(ctx: Context, plan: ExperimentPlan) -> None:
+    """Write what the pauses of an experiment took, once it has ended."""
+    pauses = ctx.tunables.pauses.pop(plan.id, None) if ctx.tunables is not None else None
+    if pauses is None:
+        return
+    sentence = (
+        f"{pauses.count} pauses of the server, {pauses.total_s:.1f} s together, the longest "
+        f"{1e3 * pauses.worst_s:.0f} ms"
+    )
+    _record(ctx, plan.id, "server-paused", sentence=sentence, seconds=round(pauses.total_s, 3))
+
+
+def _record(ctx: Context, experiment: str, what: str, **detail: object) -> None:
+    event = Event(
+        at=ctx.clock.now(),
+        kind=RecordKind.EXPERIMENT,
+        id=experiment,
+        what=what,
+        who="retuned",
+        detail=detail,
+    )
+    ctx.store.record(event)
+
+
+class Pauses:
+    """Pauses of a server, one after the other; calling it gives the next one.
+
+    Parameters
+    ----------
+    longest_s
+        Longest pause, seconds.
+    max_share
+        Most time in pauses over elapsed time.
+    now_s
+        Monotonic clock.
+    allowed
+        Whether the server may be paused at this moment.
+    """
+
+    def __init__(
+        self,
+        tunables: Tunables,
+        processes: Sequence[TunableProcess],
+        *,
+        longest_s: float,
+        max_share: float,
+        now_s: Callable[[], float],
+        allowed: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._tunables, self._processes, self._allowed = tunables, processes, allowed
+        self.longest_s, self._max_share, self._now_s = longest_s, max_share, now_s
+        self.count, self.total_s, self.worst_s = 0, 0.0, 0.0
+        self._due_s = 0.0
+        self._begin_s = 0.0
+        self._inner = ExitStack()
+
+    def __call__(self) -> AbstractContextManager[None]:
+        return self
+
+    def __enter__(self) -> None:
+        wait_s = self._due_s - self._now_s()
+        if wait_s > 0:
+            self._tunables.sleep(wait_s)
+        if not self._allowed():
+            raise HarnessError("the policy or a freeze allows no pauses of the server any more")
+        self._inner = ExitStack()
+        try:
+            for each in self._processes:
+                paused = self._tunables.tap.paused(each, seconds=self.longest_s)
+                self._inner.enter_context(paused)
+        except (CandidateError, TemporaryError) as error:  # no fault of a configuration
+            self._inner.close()
+            raise HarnessError(f"the server was not paused: {error}") from error
+        self._begin_s = self._now_s()
+
+    def __exit__(self, *error: object) -> None:
+        """End the pause.
+
+        Raises
+        ------
+        CandidateError
+            ``slice-too-long`` if the server went on before.
+        """
+        try:
+            self._inner.close()
+        finally:
+            took_s = self._now_s() - self._begin_s
+            self.count, self.total_s = self.count + 1, self.total_s + took_s
+            self.worst_s = max(self.worst_s, took_s)
+            self._due_s = self._now_s() + took_s * (1.0 / self._max_share - 1.0)
+
+
+def with_table(ctx: Context, proposal: Proposal, solution: Solution) -> FileChange | Refusal:
+    """Return the signed text that a proposal about a tunable would put in force.
+
+    Raises
+    ------
+    TemporaryError
+        If the server does not answer.
+    """
+    known = seen(ctx.store, proposal.definition)
+    if known is None or ctx.tunables is None:
+        raise TemporaryError(f"{proposal.definition} was not seen in the server", delay_s=1.0)
+    having = [p for p in ctx.tunables.tap.processes() if proposal.definition in p.tunables]
+    if not having:
+        message = f"no process of the server launches {proposal.definition} now"
+        raise TemporaryError(message, delay_s=1.0)
+    report = having[0].tunables[proposal.definition]
+    if report.source != known.source:
+        detail = f"{report.module} has another source than was measured"
+        return Refusal(reason=RefusalReason.SOURCE_DIFFERS, detail=detail[:1000])
+    try:
+        rules = within(_rules_of(solution), proposal.guard)
+    except CandidateError as error:
+        return Refusal(reason=RefusalReason.NOT_A_TABLE, detail=error.detail[:1000])
+    if not rules:
+        detail = f"no rule lies within {proposal.guard}"
+        return Refusal(reason=RefusalReason.NOTHING_TO_CHANGE, detail=detail)
+    rules = [*rules, *_rules_in_force(ctx, proposal.definition)]  # the first that matches is used
+    if len(rules) > MAX_RULES:
+        detail = f"{len(rules)} rules, with those in force, are more than {MAX_RULES}"
+        return Refusal(reason=RefusalReason.NOT_A_TABLE, detail=detail)
+    under = proposal_in_force(ctx.store, proposal.definition) or ""
+    stored = ctx.store.get(RecordKind.FILE_CHANGE, under) if under else None
+    limits = ctx.policy_limits(proposal.definition)
+    may_capture = limits is not None and limits.pauses.recapture
+    text = canonical(
+        {
+            "format": TABLE,
+            "tunable": known.definition,
+            "family": known.family,
+            "source": known.source,
+            "rules": rules,
+            "captures": captures_of(report, rules) if may_capture else [],
+            "before": str(stored.body["digest"]) if stored is not None else None,
+        }
+    )
+    return FileChange(
+        definition=known.definition,
+        format=TABLE,
+        digest=digest_of_text(text),
+        text=text,
+        path=known.module,
+        under=under,
+    )
+
+
+def _rules_of(solution: Solution) -> list[dict[str, Any]]:
+    try:
+        rules = json.loads(solution.sources[0].content)["rules"]
+        found = [{"when": dict(r["when"]), "config": dict(r["config"])} for r in rules]
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        raise CandidateError("not-a-table", detail=f"{solution.name}: {error!r:.200}") from error
+    if len(found) > MAX_RULES:
+        raise CandidateError("not-a-table", detail=f"{len(found)} rules are more than {MAX_RULES}")
+    return found
+
+
+def within(rules: Sequence[Mapping[str, Any]], guard: Guard) -> list[dict[str, Any]]:
+    """Return the parts of rules that a guard allows.
+
+    Examples
+    --------
+    >>> rules = [{"when": {"rows": [1, 64]}, "config": {"a": 1}},
+    ...     {"when": {"rows": [65, 128]}, "config": {"a": 2}}]
+    >>> within(rules, Guard(bounds={"rows": (33, 64)}))
+    [{'when': {'rows': [33, 64]}, 'config': {'a': 1}}]
+    """
+    kept = []
+    for rule in rules:
+        when = {name: list(pair) for name, pair in rule["when"].items()}
+        for name, (low, high) in guard.bounds.items():
+            first, last = when.get(name, [low, high])
+            when[name] = [max(first, low), min(last, high)]
+        if all(first <= last for first, last in when.values()):
+            kept.append({"when": when, "config": dict(rule["config"])})
+    return kept
+
+
+def captures_of(report: TunableReport, rules: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the captured batch sizes of the size classes that rules are for."""
+    if report.ways.get("recapture") != "on" or report.family == "autotune":
+        return []  # the size classes of an autotuner do not name batch sizes
+    found: dict[int, dict[str, Any]] = {}
+    for each in report.asked:
+        if not each.captured or not any(_matches(rule, each.axes) for rule in rules):
+            continue
+        axes = {"longest": each.axes["longest"]} if "longest" in each.axes else {}
+        for size in each.sizes:
+            found.setdefault(size, {"size": size, "axes": axes})
+    return [found[size] for size in sorted(found)][:MAX_CAPTURES]
+
+
+def _matches(rule: Mapping[str, Any], axes: Mapping[str, int]) -> bool:
+    return all(low <= axes.get(name, -1) <= high for name, (low, high) in rule["when"].items())
