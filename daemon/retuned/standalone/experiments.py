@@ -188,9 +188,13 @@ def _spent(ctx: Context, belief: Hypothesis) -> bool:
 def _budget(ctx: Context, belief: Hypothesis) -> Budget:
     """Give a small step a small budget: the parameters of one structure, the likely one."""
     budget, limits = ctx.settings.budget, ctx.policy_limits(belief.definition)
+    if tunable_records.is_tunable(belief.definition):
+        # configurations of code that is compiled already cost less than variants of a kernel
+        most = limits.max_trials if limits is not None else tunable_experiments.MOST_CANDIDATES
+        return budget.model_copy(update={"max_candidates": most})
     if limits is not None and limits.max_trials < budget.max_candidates:
         budget = budget.model_copy(update={"max_candidates": limits.max_trials})
-    if len(belief.structures) != 1 or tunable_records.is_tunable(belief.definition):
+    if len(belief.structures) != 1:
         return budget
     return budget.model_copy(
         update={

@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 BUCKETS = ProfileSettings(ladder=tuple(2**n for n in range(41)), step=2**40)
 """Size classes of tunables: powers of two, as the runtime counts them."""
+MOST_CANDIDATES = 64
+"""Configurations of one size class, where no policy says how many."""
 _ROOM_BYTES = 1 << 30
 """Device memory that an experiment leaves free beside a server."""
 

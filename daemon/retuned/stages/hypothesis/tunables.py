@@ -120,8 +120,8 @@ def believe_in_table(
     ready = [each for each in launched if each.ready]
     if not ready:
         detail = (
-            f"launches of {len(launched)} size classes have whole numbers that were not recorded: "
-            "allow it by RETUNED_CAPTURE, capture_inputs and spec.capture"
+            f"no launch of {len(launched)} size classes can be repeated: none is described yet, or "
+            "its whole numbers were not recorded (RETUNED_CAPTURE, capture_inputs, spec.capture)"
         )
         return Untried(reason=NotTried.NOT_DESCRIBED, detail=detail)
     if not any(each.time_us > 0.0 for each in launched):
