@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,33 @@ def test_swaps_reach_the_operator_with_the_very_weights_of_the_model(
     runtime.close()
     with torch.inference_mode():
         assert torch.equal(slot(x, layer.wq, layer.scale), expected)
+
+
+def test_detach_returns_a_swapped_kernel_to_the_original_and_ends_the_runtime(
+    linear_test_kit: Any, layer: Any, build: Any, tmp_path: Path
+) -> None:
+    runtime = attach(server="demo", socket_dir=tmp_path / "s")
+    slot = runtime.slot(linear_test_kit.definition(), original=linear_test_kit.original)
+    with torch.inference_mode():
+        x = torch.randn(4, 32)
+        expected = slot(x, layer.wq, layer.scale)
+        built = build(panel=8)
+        order = linear_test_kit.order(built.digest)
+        request = {"op": "prepare", "order": order, "artifact_dir": str(built.folder)}
+        path = runtime.socket
+        assert path is not None
+        assert ask(path, request)["ok"] is True
+        assert ask(path, {"op": "commit", "order": order})["ok"] is True
+        slot(x, layer.wq, layer.scale)
+        answer = ask(path, {"op": "detach"})
+        assert [each["active"] for each in answer["slots"]] == [None]
+        assert torch.equal(slot(x, layer.wq, layer.scale), expected)
+    until_s = time.monotonic() + 30.0
+    while path.exists():
+        assert time.monotonic() < until_s
+        time.sleep(0.02)
+    assert (runtime.enabled, runtime.socket) == (False, None)
+    assert runtime.tune_tables() == {}
 
 
 FORK = """

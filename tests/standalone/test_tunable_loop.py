@@ -6,6 +6,8 @@ lab; in the others the lab is scripted.
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -14,8 +16,9 @@ from tests.standalone.local_world import Killed
 from tests.standalone.test_configured_loop import ask_back
 from tests.standalone.tunable_world import SIZE, ScriptedLab, TunableWorld
 
+from retuned.cli.attach import detach
 from retuned.contract import Digest
-from retuned.errors import HarnessError
+from retuned.errors import HarnessError, MissingDependency
 from retuned.experiment.tunables import TunableLab
 from retuned.ports import Finding
 from retuned.stages.experiment import ExperimentPlan
@@ -95,6 +98,32 @@ def test_a_server_that_starts_again_gets_its_table_with_its_first_launches(
     assert server.launch(1) == 256
     assert tuned.phase(id) == "Promoted"
     assert tuned.world.unexpected() == 0.0
+
+
+def test_detach_brings_the_original_back_without_a_restart(
+    tuned: TunableWorld, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = tuned.start()
+    id = promoted(tuned)
+    assert server.launch(1) == 256
+    detach(socket_dir=tuned.folder / "sockets", as_json=True)
+    (row,) = json.loads(capsys.readouterr().out)["processes"]
+    assert row["original"] is True
+    until_s = time.monotonic() + 30.0
+    while list((tuned.folder / "sockets").glob("*.sock")):
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+    assert server.launch(9) == 16
+    tuned.look(3)
+    assert tuned.phase(id) == "Promoted"
+    assert tuned.world.unexpected() == 0.0
+    with pytest.raises(MissingDependency, match="none is detached"):
+        detach(socket_dir=tuned.folder / "sockets")
+    server.stop()
+    again = tuned.start()
+    again.launch(9)
+    tuned.look(2)
+    assert again.launch(1) == 256
 
 
 def test_a_server_of_another_version_is_left_as_it_is(tuned: TunableWorld) -> None:

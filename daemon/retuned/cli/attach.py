@@ -7,18 +7,22 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 import retuned.runtime.site
 from retuned.cli.output import JsonFlag, emit_json, say
-from retuned.errors import MissingDependency, UsageError
+from retuned.errors import MissingDependency, RetunedError, TemporaryError, UsageError
+from retuned.runtime_client.client import RuntimeSocket
+from retuned.runtime_client.connection import told
 from retuned.settings import load_settings
 
 _SITE = Path(retuned.runtime.site.__file__).resolve().parent
 _LONGEST_SOCKET_BYTES = 107
 """What the kernel takes as a socket's path."""
+_DETACH_S = 60.0
+"""Longest wait for a process: graphs are put back at a safe point of the server."""
 _LONGEST_NAME = len("/4194304-00000000.sock")
 
 
@@ -58,6 +62,47 @@ def attach(
         emit_json({"variables": wanted})
     else:
         sys.stdout.write(exports(wanted))
+
+
+def detach(
+    socket_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the control sockets; overrides the setting.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML or TOML file with settings.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Take Retuned out of every attached process; its server goes on with its own kernels.
+
+    Swaps and tables end without a restart. Tuned-config files stay as they are: `retuned tuned
+    restore` writes them back. A process joins again when it is started again.
+    """
+    folder = load_settings(config, {"socket_dir": socket_dir}).sockets
+    rows, problems = [], []
+    for path in RuntimeSocket(folder).processes():
+        said = told(path, {"op": "detach"}, timeout_s=_DETACH_S)
+        if isinstance(said, RetunedError):
+            problems.append(f"{path.name}: {said}")
+        elif said is not None:
+            rows.append(_detached(path, said))
+    if as_json:
+        emit_json({"processes": rows, "problems": problems})
+    for row in rows if not as_json else ():
+        left = "" if row["original"] else "; some swaps are still in force"
+        say(f"retuned: {row['process']} is detached, {row['slots']} slots are original{left}")
+    if problems:
+        raise TemporaryError("; ".join(problems), delay_s=1.0)
+    if not rows:
+        raise MissingDependency(f"{folder}: no process listens, so none is detached")
+
+
+def _detached(path: Path, answer: Mapping[str, Any]) -> dict[str, Any]:
+    slots, tables = answer.get("slots", ()), answer.get("tables", ())
+    active = [each for each in slots if each.get("active")]
+    return {
+        "process": path.name.removesuffix(".sock"),
+        "slots": len(slots) - len(active),
+        "original": not active and not tables,
+    }
 
 
 def variables(socket_dir: Path, *, server: str = "") -> dict[str, str]:

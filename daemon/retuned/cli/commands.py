@@ -80,6 +80,7 @@ def _sidecar(
 
 app.command("validate")(validate.validate)
 app.command("attach")(attach.attach)
+app.command("detach")(attach.detach)
 app.command("rocprof-command")(rocprof.command)
 app.command("audit")(audit.audit)
 for command in (

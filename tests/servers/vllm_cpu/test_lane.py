@@ -90,3 +90,10 @@ def test_the_daemon_tunes_it_and_answers_stay_equal(lane: Lane, before: list[str
     assert status == 0, said
     wait(lane, lambda: lane.matched() is None, limit_s=60.0)
     assert lane.digest() == before
+
+
+def test_the_server_goes_on_without_retuned(lane: Lane, before: list[str]) -> None:
+    status, said = lane.retuned("detach")
+    assert status == 0, said
+    wait(lane, lambda: not list(lane.sockets.glob("*.sock")), limit_s=30.0)
+    assert lane.digest() == before

@@ -67,6 +67,7 @@ class Runtime:
         self._ops = TorchOps()
         self._operators = Operators(self._adopt)
         host.reports["operators"] = self._operators.states
+        host.on_detach = self._detach
         self._control: ControlSocket | None = None
         self._windows = _windows(host, windows) if windows and enabled else None
         self._intercepts = False
@@ -209,6 +210,11 @@ class Runtime:
         if self._intercepts:
             self._intercepts = False
             intercept.uninstall()
+
+    def _detach(self) -> None:
+        """End for good: what is imported later is left alone too."""
+        self.enabled = False
+        self.close()
 
     def _adopt(self, slot: Slot) -> None:
         self._host.add(slot)

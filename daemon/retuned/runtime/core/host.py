@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -34,7 +35,9 @@ log = logging.getLogger(__name__)
 
 VERSION = "1"
 """Version of the control protocol; fields are added, never renamed."""
-_OF_PEOPLE = frozenset({"status", "rearm"})
+_ANSWERED_S = 0.2
+"""How long after its answer a runtime ends."""
+_OF_PEOPLE = frozenset({"status", "rearm", "detach"})
 """Operations that people's commands use; only a daemon uses the others."""
 
 
@@ -82,6 +85,8 @@ class RuntimeHost:
         self._visited_s: float | None = None
         self.reports: dict[str, Callable[[], object]] = {}
         """Additional reports in the answer to ``hello``, by name."""
+        self.on_detach: Callable[[], None] | None = None
+        """Ends the runtime of this process; set by its owner."""
         self.tuned = TunedFiles(
             trust=self._trust,
             fence=lambda: self._execution.fence,
@@ -102,6 +107,7 @@ class RuntimeHost:
             "recapture": self._recapture,
             "kernels": self._kernels,
             "observed": self._observed,
+            "detach": self._detach,
             **self._execution.operations(),
             **self.tuned.operations(),
             **self.tunables.operations(),
@@ -191,6 +197,25 @@ class RuntimeHost:
         self.tuned.restart()
         self.tunables.restart()
         self._seating.restart(first_launch=first_launch)
+
+    def _detach(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        """Return everything to the server's own, answer, and end the runtime of this process.
+
+        Raises
+        ------
+        Refused
+            ``detach-unknown`` where the runtime has no owner that could end it.
+        """
+        if self.on_detach is None:
+            raise Refused("detach-unknown", detail="nothing here can end this process's runtime")
+        self.tunables.close()
+        self.reset()
+        later = threading.Timer(_ANSWERED_S, self.on_detach)  # the answer goes over its socket
+        later.daemon = True
+        later.start()
+        tables = [each.id for each in self.tunables.registry if each.table is not None]
+        slots = [slot_state(slot) for slot in self._seating.slots()]
+        return {"slots": slots, "tables": tables}
 
     # --- operations -------------------------------------------------------------------------------
 
