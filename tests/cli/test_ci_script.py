@@ -13,14 +13,20 @@ REPORT = '<testsuite failures="0"/>'
 
 
 def run_ci(
-    folder: Path, *, report: str = REPORT, of_cluster: str = REPORT, lacks: str = "", **more: str
+    folder: Path,
+    *,
+    report: str = REPORT,
+    of_cluster: str = REPORT,
+    of_vllm: str = REPORT,
+    lacks: str = "",
+    **more: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run it with a ``make`` that only says what it was asked for, and writes reports.
 
     Parameters
     ----------
-    report, of_cluster
-        What the tests, and those on a cluster, leave as their report.
+    report, of_cluster, of_vllm
+        What the tests, those on a cluster and those of a real vLLM leave as their report.
     lacks
         What the machine lacks for a cluster; nothing by default.
     more
@@ -33,6 +39,7 @@ def run_ci(
           cluster-lacks) [ -z '{lacks}' ] || {{ echo '{lacks}'; exit 4; }} ;;
           test) printf %s '{report}' > "${{2##*=}}" ;;
           e2e) printf %s '{of_cluster}' > "${{2##*=}}" ;;
+          vllm) printf %s '{of_vllm}' > "${{2##*=}}" ;;
         esac
         [ $1 = cluster-lacks ] || echo "$1 CI=$CI"
         """
@@ -52,6 +59,8 @@ def test_ci_says_itself_that_it_is_ci(tmp_path: Path) -> None:
         "browser-packages CI=true",
         "test CI=true",
         "e2e CI=true",
+        "vllm-cpu CI=true",
+        "vllm CI=true",
     ]
     assert done.returncode == 0, done.stderr
 
@@ -69,24 +78,35 @@ def test_tests_on_a_cluster_that_end_without_their_report_are_not_green(tmp_path
     assert "before their report" in done.stderr
 
 
-def test_a_machine_without_a_cluster_is_told_so_in_its_last_line(tmp_path: Path) -> None:
+def test_tests_of_a_real_vllm_that_end_without_their_report_are_not_green(tmp_path: Path) -> None:
+    done = run_ci(tmp_path, of_vllm="")
+    assert done.returncode == 1
+    assert "before their report" in done.stderr
+
+
+def test_a_machine_without_a_cluster_is_told_so_and_serves_vllm(tmp_path: Path) -> None:
     done = run_ci(tmp_path, lacks="missing: root")
     assert done.returncode == 0
     assert "e2e" not in done.stdout
+    assert "vllm CI=true" in done.stdout
     assert done.stderr.splitlines()[-1] == "THE END-TO-END LANE DID NOT RUN: missing: root"
 
 
-def test_a_lane_that_would_not_end_within_the_hour_is_told_so_in_the_last_line(
+def test_lanes_that_would_not_end_within_the_hour_are_told_so_in_the_last_lines(
     tmp_path: Path,
 ) -> None:
     done = run_ci(tmp_path, LATEST_S="-1")
     assert done.returncode == 0
     assert "e2e" not in done.stdout
-    assert done.stderr.splitlines()[-1].startswith("THE END-TO-END LANE DID NOT RUN: ")
+    assert "vllm" not in done.stdout
+    lanes = [line.split(" LANE")[0] for line in done.stderr.splitlines()]
+    assert lanes == ["THE END-TO-END", "THE VLLM"]
 
 
-def test_a_lane_that_is_demanded_runs_however_late_it_is(tmp_path: Path) -> None:
-    assert "e2e CI=true" in run_ci(tmp_path, LATEST_S="-1", RETUNED_E2E="required").stdout
+def test_lanes_that_are_demanded_run_however_late_it_is(tmp_path: Path) -> None:
+    said = run_ci(tmp_path, LATEST_S="-1", RETUNED_E2E="required").stdout
+    assert "e2e CI=true" in said
+    assert "vllm CI=true" in said
 
 
 def test_a_machine_without_a_cluster_is_a_failure_where_one_is_demanded(tmp_path: Path) -> None:
