@@ -181,7 +181,7 @@ class Played:
     def version(self, tensor: Box) -> int | None:
         return tensor.version
 
-    def mark(self) -> Event:
+    def mark(self, *, timed: bool = False) -> Event:
         if self.broken is not None:
             raise self.broken
         event = Event()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from retuned.runtime.core.orders import CheckRates
 from retuned.runtime.tunables.records import Rule, Table
 from retuned.runtime.tunables.state import Registry, Tunable
 
@@ -15,10 +16,16 @@ def only(registry: Registry) -> Tunable:
     return tunable
 
 
-def put(tunable: Tunable, config: Mapping[str, Any]) -> None:
-    """Verify a configuration and put a table in force that has it for all launches."""
+def put(tunable: Tunable, config: Mapping[str, Any], *, rates: CheckRates | None = None) -> None:
+    """Verify a configuration and put a table in force that has it for all launches.
+
+    Parameters
+    ----------
+    rates
+        How its launches are checked; None checks none.
+    """
     tunable.check(config)
-    tunable.table = Table(
+    table = Table(
         tunable=tunable.id,
         family=tunable.family,
         source=tunable.source,
@@ -27,3 +34,4 @@ def put(tunable: Tunable, config: Mapping[str, Any]) -> None:
         before=None,
         digest="sha256:" + "0" * 64,
     )
+    tunable.put(table, rates=rates)

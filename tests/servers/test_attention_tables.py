@@ -14,6 +14,7 @@ from tests.servers.sources import file_of
 from tests.servers.tables import only, put
 from tests.servers.wheels import Wheel, unpacked, versions
 
+from retuned.runtime.core.orders import CheckRates
 from retuned.runtime.schema import Refused
 from retuned.runtime.tunables.attention import AttentionHook
 from retuned.runtime.tunables.state import Registry
@@ -42,6 +43,11 @@ class Spied:
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
         self.launches: list[tuple[Any, dict[str, Any]]] = []
+        self._spoiled: tuple[bool, int] | None = None
+
+    def spoil(self, *, fails: bool, tile: int) -> None:
+        """Make launches with one tile wrong, or raise."""
+        self._spoiled = fails, tile
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._kernel, name)
@@ -50,7 +56,12 @@ class Spied:
         def launch(**kwargs: Any) -> Any:
             self.launches.append((grid, kwargs))
             known = {k: v for k, v in kwargs.items() if k not in ("num_warps", "num_stages")}
-            return self._kernel[grid](**known)
+            found = self._kernel[grid](**known)
+            if self._spoiled is not None and kwargs["TILE_SIZE"] == self._spoiled[1]:
+                if self._spoiled[0]:
+                    raise RuntimeError("out of resource: shared memory")
+                kwargs["output_ptr"].mul_(3.0)
+            return found
 
         return launch
 
@@ -93,6 +104,52 @@ def test_a_table_changes_the_launch_and_not_the_answer(
     for _, reduced in reduction.launches:
         assert [reduced[name] for name in shared] == [launched[name] for name in shared]
     assert len(reduction.launches) == bool(wanted)
+
+
+@VLLM
+@pytest.mark.parametrize(("queries", "keys", "segments", "config"), CONFIGS)
+def test_both_sides_of_a_checked_launch_agree(
+    wheel: Wheel, queries: list[int], keys: list[int], segments: int, config: dict[str, int]
+) -> None:
+    registry = Registry()
+    with attention.attention(unpacked(wheel)) as module:
+        spied(module)
+        hook = AttentionHook(registry)
+        hook.install()
+        call = attention.arguments(queries, keys, segments=segments)
+        module.unified_attention(**call)
+        put(only(registry), config, rates=CheckRates(shadow_every=1))
+        for _ in range(2):
+            call["out"].fill_(float("nan"))
+            module.unified_attention(**call)
+            torch.testing.assert_close(call["out"], attention.expected(call))
+        hook.uninstall()
+    checks = only(registry).checks
+    assert checks is not None
+    counts = checks.report()
+    assert (counts["checks"], counts["mismatches"], counts["dropped"]) == (2, 0, {})
+    assert not only(registry).tripped
+    assert not registry.failures
+
+
+@VLLM
+@pytest.mark.parametrize("fails", [False, True], ids=["wrong", "raises"])
+def test_a_configuration_that_is_wrong_live_serves_nothing(wheel: Wheel, *, fails: bool) -> None:
+    registry = Registry()
+    with attention.attention(unpacked(wheel)) as module:
+        kernel, _ = spied(module)
+        AttentionHook(registry).install()
+        call = attention.arguments(*MIXED, segments=0)
+        module.unified_attention(**call)
+        put(only(registry), {"TILE_SIZE": 64}, rates=CheckRates(shadow_every=1))
+        kernel.spoil(fails=fails, tile=64)
+        for _ in range(2):
+            call["out"].fill_(float("nan"))
+            module.unified_attention(**call)
+            torch.testing.assert_close(call["out"], attention.expected(call))
+    assert only(registry).matched == 1
+    assert only(registry).tripped == ("" if fails else "shadow-mismatch")
+    assert registry.failures == fails
 
 
 @VLLM

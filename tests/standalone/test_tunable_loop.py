@@ -78,6 +78,18 @@ def test_a_table_goes_from_traffic_to_the_server_and_back(tuned: TunableWorld) -
     assert tuned.world.unexpected() == 0.0
 
 
+def test_a_table_that_is_wrong_live_serves_nothing_and_is_rolled_back(tuned: TunableWorld) -> None:
+    wrong = "tl.where(BLOCK == 256, x * 3.0, x * 2.0)"
+    server = tuned.start(RETUNED_TEST_PRODUCT=wrong)
+    id = tuned.swap()
+    server.launch(1)  # raises if the answer is wrong
+    tuned.look(2)
+    assert tuned.phase(id) == "RolledBack", tuned.trail(id)
+    reasons = {reason for _, reason in tuned.trail(id)}
+    assert "table-shadow-mismatch" in " ".join(reasons) or "tripped" in " ".join(reasons), reasons
+    assert server.launch(2) == 16
+
+
 def test_all_processes_of_a_server_get_the_table(tuned: TunableWorld) -> None:
     servers = [tuned.start(), tuned.start()]
     promoted(tuned)

@@ -105,7 +105,7 @@ class Server:
         return self.process.stdout
 
     def launch(self, times: int, *, size: int = SIZE) -> int:
-        """Launch; return the block of the last launch. Its output is right."""
+        """Launch; return the largest block that ran. The last output is right."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps([size, times]) + "\n")
         self.process.stdin.flush()

@@ -42,6 +42,26 @@ from retuned.tuned_files.formats import FORMATS, TABLE, FileChange, Format, Look
 _Text = Annotated[str, Field(max_length=2000)]
 
 
+_Count = Annotated[int, Field(ge=0, le=1 << 53)]
+_Size = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+
+
+class CheckCounts(BaseModel):
+    """Checks of a table's launches in one process; unknown fields are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    checks: _Count = 0
+    mismatches: _Count = 0
+    nonfinite: _Count = 0
+    errors: _Count = 0
+    throttled: _Count = 0
+    worst_ratio: _Size = 0.0
+    mean_ratio: _Size = 0.0
+    slowdown: _Size = 0.0
+    seconds: _Size = 0.0
+
+
 class FileReport(BaseModel):
     """Status of one kernel's file or table in one process; unknown fields are ignored."""
 
@@ -53,6 +73,8 @@ class FileReport(BaseModel):
     epoch: int = Field(ge=0)
     state: Literal["engaged", "needs-restart", "lost"]
     reason: _Text = ""
+    checks: CheckCounts | None = None
+    """None of a file, whose launches are not compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,21 +137,34 @@ def entry_state(definition: str, process: Process, _name: str) -> SlotState:
 def entry_sample(definition: str, process: Process, name: str) -> WatchSample:
     """Return the verified state of a kernel that a file configures, in one process."""
     entry = process.entries.get(definition)
+    counts = (entry.checks if entry is not None else None) or CheckCounts()
     return WatchSample(
         definition=definition,
         artifact=entry.artifact if entry is not None else None,
         epoch=entry.epoch if entry is not None else 0,
         swapped_launches=0,
         fallback_launches=0,
-        shadow_checks=0,
-        shadow_mismatches=0,
-        shadow_nonfinite=0,
-        worst_ratio=0.0,
-        errors=0,
+        shadow_checks=counts.checks,
+        shadow_mismatches=counts.mismatches,
+        shadow_nonfinite=counts.nonfinite,
+        worst_ratio=counts.worst_ratio,
+        last_mean_ratio=counts.mean_ratio,
+        errors=counts.errors,
+        shadow_s=counts.seconds,
+        throttled_checks=counts.throttled,
+        slowdown=counts.slowdown,
         tripped=_tripped(entry),
         members=(name,),
         configured="needs-restart" if entry and entry.state == "needs-restart" else "engaged",
     )
+
+
+_SUMMED = (
+    *("shadow_checks", "shadow_mismatches", "shadow_nonfinite", "errors"),
+    *("shadow_s", "throttled_checks"),
+)
+_WORST = ("worst_ratio", "last_mean_ratio", "slowdown")
+"""Numbers of a merged sample that are those of all processes together, or the largest."""
 
 
 def merged(samples: Sequence[WatchSample]) -> WatchSample:
@@ -146,6 +181,8 @@ def merged(samples: Sequence[WatchSample]) -> WatchSample:
             "members": tuple(sorted(name for s in samples for name in s.members)),
             "idle_members": behind,
             "configured": "needs-restart" if waits else "engaged",
+            **{name: sum(getattr(s, name) for s in newest) for name in _SUMMED},
+            **{name: max(getattr(s, name) for s in newest) for name in _WORST},
         }
     )
 
@@ -493,7 +530,11 @@ class ChangeSwapper:
         signature = artifact_dir / SIGNATURE_FILE
         request: dict[str, Any] = {"op": _operation(change, "prepare")}
         request["digest"] = change.digest
-        request["order"] = body_of(order, change, artifact=order.artifact or "")
+        request["order"] = body_of(order, change, artifact=order.artifact or "") | {
+            "shadow_every": order.shadow_every,
+            "shadow_later": order.shadow_later,
+            "shadow_share": order.shadow_share,
+        }
         request["term"] = self._term()
         if signature.exists():
             request["signature"] = signature.read_text("utf-8")

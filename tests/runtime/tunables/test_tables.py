@@ -157,7 +157,7 @@ class World:
         self.service = Tunables(trust=Trust(), fence=lambda: fence)
         self.service.turn_on(lambda: None)
         self.graphs = Graphs()
-        self.service._graphs = self.graphs  # type: ignore[assignment]
+        self.service.captures.graphs = self.graphs  # type: ignore[assignment]
         self.service.steps.worker = types.SimpleNamespace()
         self.epoch = 0
         self.ids = []
@@ -243,6 +243,18 @@ def test_a_capture_that_fails_leaves_the_table_known_and_is_not_tried_for_ever(
         world.service.housekeeping()
     assert len(tries) == 3
     assert world.back(result)["outcome"] == "engaged"
+
+
+def test_graphs_of_a_table_that_ended_are_put_back_without_a_daemon(world: World) -> None:
+    name = world.ids[0]
+    world.swap(table(name, captures=[16]))
+    ended = world.service.registry.find(name)
+    assert ended is not None
+    ended.tripped = "shadow-mismatch"
+    world.service.housekeeping()
+    world.service.housekeeping()
+    assert world.graphs.log == [("capture", (16,)), ("restore", (16,))]
+    assert world.report(name)["table"]["state"] == "lost"
 
 
 def test_a_kept_set_needs_no_second_capture(world: World) -> None:

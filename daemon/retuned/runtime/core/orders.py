@@ -18,7 +18,26 @@ ORPHANS = frozenset(("hold", "rollback"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class CheckRates:
+    """How often launches are compared with the incumbent, and what is allowed."""
+
+    shadow_every: int = 50
+    """One of this many swapped launches is compared with the incumbent."""
+    shadow_tolerance: float = 1e-3
+    """Allowed difference, as a share of the RMS of the incumbent's output."""
+    shadow_later: tuple[tuple[float, int], ...] = ()
+    """(age of a shape bucket in seconds, then one check in this many launches), rising ages."""
+    shadow_share: float = 1.0
+    """Maximum time of checks as a share of elapsed time; 1 means unlimited."""
+    noise: Mapping[Key, float] = field(default_factory=dict)
+    """RMS of the difference that both kernels' errors allow, over the RMS of the output.
+
+    By shape bucket; only known buckets.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order(CheckRates):
     """One epoch of one slot; the daemon's `SwapOrder` without the fields that only people read."""
 
     id: str
@@ -32,21 +51,8 @@ class Order:
     """Bounds per variable axis, checked against the slot's axes when it is used."""
     epoch: int
     """Grows with every order."""
-    shadow_every: int
-    """One of this many swapped launches is compared with the incumbent."""
-    shadow_tolerance: float
-    """Allowed difference, as a share of the RMS of the incumbent's output."""
     target: str = ""
     """Server that the order is for, as the daemon names it."""
-    shadow_later: tuple[tuple[float, int], ...] = ()
-    """(age of a shape bucket in seconds, then one check in this many launches), rising ages."""
-    shadow_share: float = 1.0
-    """Maximum time of checks as a share of elapsed time; 1 means unlimited."""
-    noise: Mapping[Key, float] = field(default_factory=dict)
-    """RMS of the difference that both kernels' errors allow, over the RMS of the output.
-
-    By shape bucket; only known buckets.
-    """
     fraction: float = 1.0
     """Initial share of launches that run the artifact; 0 only shadows it."""
     lease_s: float = 0.0
@@ -64,6 +70,7 @@ def parse_order(body: object) -> Order:
     """
     if not isinstance(body, Mapping):
         raise Refused("order-invalid", detail="the order is not an object")
+    rates = parse_rates(body)
     return Order(
         id=_text(body, "id"),
         kind=_kind(body),
@@ -72,15 +79,32 @@ def parse_order(body: object) -> Order:
         previous=_digest(body, "previous"),
         guard=_guard(body),
         epoch=_integer(body, "epoch", high=_MAX_EPOCH),
-        shadow_every=_integer(body, "shadow_every", high=10**9, default=50),
-        shadow_tolerance=_tolerance(body),
         target=_text(body, "target") if body.get("target") is not None else "",
-        shadow_later=_later(body),
-        shadow_share=_number(body, "shadow_share", high=1.0, default=1.0),
-        noise=_noise(body),
+        shadow_every=rates.shadow_every,
+        shadow_tolerance=rates.shadow_tolerance,
+        shadow_later=rates.shadow_later,
+        shadow_share=rates.shadow_share,
+        noise=rates.noise,
         fraction=_fraction(body),
         lease_s=_number(body, "lease_s", high=_MAX_S, default=0.0),
         orphan=_orphan(body),
+    )
+
+
+def parse_rates(body: Mapping[str, Any]) -> CheckRates:
+    """Parse the part of an order that is about checks.
+
+    Raises
+    ------
+    Refused
+        ``order-invalid``, naming the field.
+    """
+    return CheckRates(
+        shadow_every=_integer(body, "shadow_every", high=10**9, default=50),
+        shadow_tolerance=_tolerance(body),
+        shadow_later=_later(body),
+        shadow_share=_number(body, "shadow_share", high=1.0, default=1.0),
+        noise=_noise(body),
     )
 
 

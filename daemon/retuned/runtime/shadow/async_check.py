@@ -8,7 +8,8 @@ have arrived, the control thread adds them to the statistics, if their order is 
 So a variant may serve a few more launches before a check trips it. Therefore the first launch of
 every shape bucket is checked synchronously, where a wrong output is not served.
 
-`Results` handles the numbers of a check: they are added, ignored, or trip the order.
+`CheckQueue` queues the comparison and handles its numbers: they are added, ignored, or trip the
+order.
 """
 
 from __future__ import annotations
@@ -70,29 +71,41 @@ class CheckInputs:
     """Whether the spans are the incumbent's and the variant's."""
 
 
-class Results:
-    """Handles the results of one order's checks.
+CAPTURING = "capturing"
+"""Reason code: the check was skipped because a graph is being captured."""
+FAILED = "check-failed"
+"""Reason code: no result, because queueing the check failed."""
+INCUMBENT_FAILED = "incumbent-raised"
+"""Reason code: no result, because the incumbent raised on copies."""
+
+
+class CheckQueue:
+    """Queues comparisons of one order's checks, and handles their results.
 
     Parameters
     ----------
+    name
+        Of the kernel, for logs.
     checks
         Pending checks; those of the process by default.
     """
 
     def __init__(
         self,
-        slot: Slot,
+        name: str,
         *,
         order: CheckedOrder,
         judge: Judge,
         tolerance: float,
         checks: Checks = CHECKS,
     ) -> None:
-        self._slot = slot
+        self._name = name
         self._order = order
         self._judge = judge
         self._tolerance = tolerance
         self._checks = checks
+
+    # --- results ----------------------------------------------------------------------------------
 
     def arrived(self, check: PendingCheck) -> None:
         """Add the numbers of a check to the statistics, unless another order is active.
@@ -130,18 +143,80 @@ class Results:
 
     def stuck(self, check: PendingCheck, seconds: float) -> None:
         self._judge.stats.drop(STUCK)
-        log.error("%s: a check of %s does not complete", self._slot.spec.name, check.about.at.key)
+        log.error("%s: a check of %s does not complete", self._name, check.about.at.key)
+
+    # --- the queue --------------------------------------------------------------------------------
+
+    def _take(self, device: ShadowDevice, about: CheckInputs, size: int) -> PendingCheck | None:
+        """Reserve a place and memory for copies; None if there is none, which is counted."""
+        reason = CAPTURING if device.capturing() else None
+        check = reason or self._checks.begin(device, self, about, size=size)
+        if isinstance(check, str):
+            self._judge.stats.drop(check)
+            return None
+        return check
+
+    def _give_up(self, check: PendingCheck | None) -> None:
+        """Drop a check of which nothing is queued on the checks' stream."""
+        if check is not None:
+            self._checks.drop(check)
+
+    def _send(
+        self, check: PendingCheck, ours: Sequence[Tensor], theirs: Sequence[Tensor], changed: Tensor
+    ) -> None:
+        device, about = check.device, check.about
+        try:
+            check_alike(ours, theirs)
+        except ValueError as error:  # outputs that cannot be compared are wrong outputs
+            self._order.count_error(error)
+            self._end(check)
+            return
+        about.forms = [device.form(value) for value in theirs]
+        numbers = [device.measure(a, b, self._tolerance) for a, b in zip(ours, theirs, strict=True)]
+        check.held += [changed, numbers]
+        device.send([changed, *numbers], place=check.place)
+        check.count = 1 + NUMBERS * len(numbers)
+        self._end(check)
+
+    def _end(self, check: PendingCheck) -> None:
+        check.end = check.device.mark()
+
+    def _abandon(self, check: PendingCheck, reason: str, error: Exception) -> None:
+        """Let a check run to its end: queued work may still use its memory."""
+        log.info("%s: a check has no result: %r", self._name, error)
+        self._judge.stats.drop(reason)
+        check.count = 0
+        check.spans = []
+        try:
+            with check.device.aside(check.device.mark()):
+                self._end(check)
+        except RuntimeError as lost:  # without a mark its end is unknown: the memory is kept
+            log.error("%s: a shadow check is lost, its memory is kept: %r", self._name, lost)
 
 
-CAPTURING = "capturing"
-"""Reason code: the check was skipped because a graph is being captured."""
-FAILED = "check-failed"
-"""Reason code: no result, because queueing the check failed."""
-INCUMBENT_FAILED = "incumbent-raised"
-"""Reason code: no result, because the incumbent raised on copies."""
+class AsyncChecker(CheckQueue):
+    """Checks of launches of a slot.
 
+    Parameters
+    ----------
+    checks
+        Pending checks; those of the process by default.
+    """
 
-class AsyncChecker(Results):
+    def __init__(
+        self,
+        slot: Slot,
+        *,
+        order: CheckedOrder,
+        judge: Judge,
+        tolerance: float,
+        checks: Checks = CHECKS,
+    ) -> None:
+        super().__init__(
+            slot.spec.name, order=order, judge=judge, tolerance=tolerance, checks=checks
+        )
+        self._slot = slot
+
     # --- on the request path ----------------------------------------------------------------------
 
     def served(
@@ -273,20 +348,6 @@ class AsyncChecker(Results):
         check.held.append(others)
         return check, tuple(others)
 
-    def _take(self, device: ShadowDevice, about: CheckInputs, size: int) -> PendingCheck | None:
-        """Reserve a place and memory for copies; None if there is none, which is counted."""
-        reason = CAPTURING if device.capturing() else None
-        check = reason or self._checks.begin(device, self, about, size=size)
-        if isinstance(check, str):
-            self._judge.stats.drop(check)
-            return None
-        return check
-
-    def _give_up(self, check: PendingCheck | None) -> None:
-        """Drop a check of which nothing is queued on the checks' stream."""
-        if check is not None:
-            self._checks.drop(check)
-
     def _copies(self, check: PendingCheck, output: Any) -> tuple[Tensor, ...] | None:  # noqa: ANN401
         """Copy the output that the server got; None if the check is skipped."""
         outputs = as_outputs(output)
@@ -298,7 +359,7 @@ class AsyncChecker(Results):
                 check.held.append(copies)
                 return copies
         except (AttributeError, MemoryError, RuntimeError, TypeError) as error:
-            log.info("%s: a check is skipped: %r", self._slot.spec.name, error)
+            log.info("%s: a check is skipped: %r", self._name, error)
             reason = FAILED
         self._judge.stats.drop(reason)
         self._checks.drop(check)
@@ -393,37 +454,3 @@ class AsyncChecker(Results):
                 self._send(check, ours, theirs, device.changed(*glimpses))
         except Exception as error:  # the server has its result; a failure must not reach it
             self._abandon(check, reason, error)
-
-    def _send(
-        self, check: PendingCheck, ours: Sequence[Tensor], theirs: Sequence[Tensor], changed: Tensor
-    ) -> None:
-        device, about = check.device, check.about
-        try:
-            check_alike(ours, theirs)
-        except ValueError as error:  # outputs that cannot be compared are wrong outputs
-            self._order.count_error(error)
-            self._end(check)
-            return
-        about.forms = [device.form(value) for value in theirs]
-        numbers = [device.measure(a, b, self._tolerance) for a, b in zip(ours, theirs, strict=True)]
-        check.held += [changed, numbers]
-        device.send([changed, *numbers], place=check.place)
-        check.count = 1 + NUMBERS * len(numbers)
-        self._end(check)
-
-    def _end(self, check: PendingCheck) -> None:
-        check.end = check.device.mark()
-
-    def _abandon(self, check: PendingCheck, reason: str, error: Exception) -> None:
-        """Let a check run to its end: queued work may still use its memory."""
-        log.info("%s: a check has no result: %r", self._slot.spec.name, error)
-        self._judge.stats.drop(reason)
-        check.count = 0
-        check.spans = []
-        try:
-            with check.device.aside(check.device.mark()):
-                self._end(check)
-        except RuntimeError as lost:  # without a mark its end is unknown: the memory is kept
-            log.error(
-                "%s: a shadow check is lost, its memory is kept: %r", self._slot.spec.name, lost
-            )

@@ -46,8 +46,11 @@ class ShadowDevice(Protocol):
         """Return PyTorch's count of writes to a tensor; None if it is not counted."""
         ...
 
-    def mark(self) -> Mark:
-        """Mark the current position of the current stream; on the checks' stream, with the time."""
+    def mark(self, *, timed: bool = False) -> Mark:
+        """Mark the current position of the current stream.
+
+        With the time on the checks' stream, and where it is asked for.
+        """
         ...
 
     def aside(self, after: Mark) -> AbstractContextManager[None]:
@@ -73,7 +76,7 @@ class ShadowDevice(Protocol):
         ...
 
     def elapsed_ns(self, begin: Mark, end: Mark) -> int:
-        """Return the device's time between two marks of the checks' stream, both reached."""
+        """Return the device's time between two marks with the time, both reached."""
         ...
 
 
@@ -117,9 +120,9 @@ class TorchShadow:
         """Return the count of writes to a tensor; inference tensors have none."""
         return None if tensor.is_inference() else int(tensor._version)
 
-    def mark(self) -> Mark:
+    def mark(self, *, timed: bool = False) -> Mark:
         stream = self._torch.cuda.current_stream(self._index)
-        timed = stream == self._stream
+        timed = timed or stream == self._stream
         with self._torch.cuda.device(self._index):
             event = self._torch.cuda.Event(enable_timing=timed)
             event.record(stream)

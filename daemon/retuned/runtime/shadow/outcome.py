@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from retuned.runtime.core.orders import Order
+from retuned.runtime.core.orders import CheckRates
 from retuned.runtime.schema import Key
 from retuned.runtime.shadow.rates import Cost, Rates
 from retuned.runtime.shadow.sampler import RATIO_CAP, TRIP_RATIO, Comparison, Stats, Stratum, bucket
@@ -42,7 +42,7 @@ class Judge:
         Tolerance, the incumbent's noise, rates and share of time.
     """
 
-    def __init__(self, order: Order, *, clock: Callable[[], float]) -> None:
+    def __init__(self, order: CheckRates, *, clock: Callable[[], float]) -> None:
         self.stats = Stats()
         self.cost = Cost(order.shadow_share, clock=clock)
         self.rates = Rates(order.shadow_every, order.shadow_later)

@@ -12,9 +12,11 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from retuned.runtime.schema import Refused
+from retuned.runtime.tunables.checks import Sides, tensors_of
 from retuned.runtime.tunables.records import Config, Table, digest_of_text
 from retuned.runtime.tunables.state import (
     Pointer,
@@ -30,6 +32,8 @@ from retuned.runtime.tunables.state import (
 MODULE = "vllm.v1.attention.ops.triton_unified_attention"
 FUNCTION, KERNEL, REDUCE = "unified_attention", "kernel_unified_attention", "reduce_segments"
 AXES = ("rows", "sequences", "decode", "longest")
+_OUTPUT = "out"
+"""The only tensor that a call writes, beside its scratch."""
 _PARAMETERS = (
     *("q", "k", "v", "out", "cu_seqlens_q", "max_seqlen_q", "seqused_k", "max_seqlen_k"),
     *("window_size", "softcap", "seq_threshold_3D", "num_par_softmax_segments"),
@@ -134,7 +138,7 @@ class AttentionHook:
     # --- a call -----------------------------------------------------------------------------------
 
     def _wrapper(self, stock: Launch) -> Launch:
-        registry, now = self._registry, self._now
+        registry = self._registry
         names = tuple(inspect.signature(stock).parameters)
 
         @functools.wraps(stock)
@@ -147,25 +151,33 @@ class AttentionHook:
                 seen = None
             if seen is None:
                 return stock(*args, **kwargs)
-            config, form, sized, in_capture = seen
-            changed: Mapping[str, Any] = given
-            if config is not None:
+
+            def run(config: Config | None, outputs: Mapping[str, Any]) -> Any:  # noqa: ANN401
+                return self._run(stock, seen, {**given, **outputs} if outputs else given, config)
+
+            if seen.config is not None:
                 try:
-                    changed = form.given(given, config, in_capture=in_capture)
-                except Exception:  # such as no memory for segments
+                    return _under_table(seen, seen.config, given, run)
+                except Exception:  # such as no memory for segments, or for a block
                     registry.failed("attention")
-                    config = None
-            now.form, now.config = form, config
-            try:
-                return timed(sized, lambda: stock(**changed), in_capture=in_capture)
-            finally:
-                now.form = now.config = None
+                    seen.tunable.leave_out(seen.config)
+            return timed(seen.sized, lambda: run(None, {}), in_capture=seen.in_capture)
 
         return unified_attention
 
-    def _seen(
-        self, given: Mapping[str, Any]
-    ) -> tuple[Config | None, _Form, SizeClass, bool] | None:
+    def _run(
+        self, stock: Launch, call: _Call, given: Mapping[str, Any], config: Config | None
+    ) -> Any:  # noqa: ANN401 - as vLLM's
+        now = self._now
+        if config is not None:
+            given = call.form.given(given, config, in_capture=call.in_capture)
+        now.form, now.config = call.form, config
+        try:
+            return stock(**given)
+        finally:
+            now.form = now.config = None
+
+    def _seen(self, given: Mapping[str, Any]) -> _Call | None:
         q, k = given["q"], given["k"]
         if given.get("kv_quant_mode") == _INT4:  # another kernel, with the same reduction
             return None
@@ -196,7 +208,7 @@ class AttentionHook:
         if not in_capture and tunable.wants_recipe(sized):
             tunable.record(sized, _recipe(tunable, given, axes))
         form.sized = sized
-        return config, form, sized, in_capture
+        return _Call(tunable, form, sized, axes, config, in_capture)
 
     def _made(self, given: Mapping[str, Any]) -> tuple[Tunable, _Form] | None:
         q, k = given["q"], given["k"]
@@ -245,6 +257,35 @@ class AttentionHook:
 
 
 _MISSING: Any = object()
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of the server's function."""
+
+    tunable: Tunable
+    form: _Form
+    sized: SizeClass
+    axes: Mapping[str, int]
+    config: Config | None
+    """Of the table; None is the server's own choice."""
+    in_capture: bool
+
+
+def _under_table(
+    call: _Call,
+    config: Config,
+    given: Mapping[str, Any],
+    run: Callable[[Config | None, Mapping[str, Any]], Any],
+) -> Any:  # noqa: ANN401 - as vLLM's
+    """Launch under a table, checked if it is due."""
+    checks = call.tunable.checks
+    at = checks.due(call.axes) if checks is not None and not call.in_capture else None
+    if checks is None or at is None:
+        return timed(call.sized, lambda: run(config, {}), in_capture=call.in_capture)
+    others = [value for name, value in given.items() if name != _OUTPUT]
+    sides = Sides({_OUTPUT: given[_OUTPUT]}, tensors_of(others), run)
+    return checks.launch(at, config, sides)
 
 
 class _StandIn:

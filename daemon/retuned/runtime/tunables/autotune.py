@@ -10,13 +10,16 @@ kernel has as many programs as the device has processors.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from retuned.runtime.schema import Refused
+from retuned.runtime.tunables.checks import UNKNOWN, Sides
 from retuned.runtime.tunables.records import Config, Table, digest_of_text
 from retuned.runtime.tunables.state import (
     Pointer,
@@ -28,6 +31,7 @@ from retuned.runtime.tunables.state import (
     spec_of,
     timed,
 )
+from retuned.runtime.tunables.written import written_by
 
 MODULE = "triton.runtime.autotuner"
 AXES = ("elements", "programs")
@@ -45,6 +49,20 @@ _MOST_KEYS = 32
 _WARPS, _STAGES, _CTAS = (1, 2, 4, 8, 16, 32), range(1, 11), (1, 2, 4, 8, 16)
 _LEGAL = {"num_warps": _WARPS, "num_stages": _STAGES, "num_ctas": _CTAS}
 Run = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One launch through an autotuner."""
+
+    tunable: Tunable
+    sized: SizeClass
+    axes: Mapping[str, int]
+    config: Config | None
+    """Of the table; None is the autotuner's own choice."""
+    key: tuple[Any, ...]
+    """The autotuner's."""
+    in_capture: bool
 
 
 def unwrapped(kernel: Any) -> Any:  # noqa: ANN401 - the server's
@@ -130,17 +148,14 @@ class AutotunerHook:
                 found = None
             if found is None:
                 return stock(self, *args, **kwargs)
-            tunable, words, sized, in_capture = found
-            if words is not None:
-                config = config_of(words, declared=self.configs)
+            if found.config is not None:
                 try:
-                    return timed(
-                        sized, lambda: _launch(self, config, args, kwargs), in_capture=in_capture
-                    )
+                    return _under_table(self, stock, found, args, kwargs)
                 except Exception:  # too many resources at this very shape: nothing was launched
                     registry.failed("autotune")
-                    tunable.leave_out(words)
-            return timed(sized, lambda: stock(self, *args, **kwargs), in_capture=in_capture)
+                    found.tunable.leave_out(found.config)
+            launch = functools.partial(stock, self, *args, **kwargs)
+            return timed(found.sized, launch, in_capture=found.in_capture)
 
         run.__wrapped__ = stock  # type: ignore[attr-defined]
         return run
@@ -155,8 +170,8 @@ def _seen(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     registry: Registry,
-) -> tuple[Tunable, Config | None, SizeClass, bool] | None:
-    """Count a launch; return the table's configuration, the size class, and if it is captured."""
+) -> _Call | None:
+    """Count a launch, and return what is known of it; None if it is not followed."""
     if len(tuner.configs) < 2:
         return None
     named = dict(zip(tuner.arg_names, args, strict=False))
@@ -182,7 +197,52 @@ def _seen(
         _resolved(tuner, key, tunable, sized)
     if not in_capture and tunable.wants_recipe(sized):
         tunable.record(sized, _recipe(tuner, tunable, named, axes))
-    return tunable, config, sized, in_capture
+    return _Call(tunable, sized, axes, config, key, in_capture)
+
+
+def _under_table(
+    tuner: Any,  # noqa: ANN401 - an Autotuner
+    stock: Run,
+    call: _Call,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Any:  # noqa: ANN401 - as Triton's
+    """Launch under a table, checked if it is due."""
+    words, checks = call.config, call.tunable.checks
+    assert words is not None, "asked before"
+
+    def run(config: Config | None, outputs: Mapping[str, Any]) -> Any:  # noqa: ANN401
+        if config is not None and not outputs:
+            return _launch(tuner, config_of(config, declared=tuner.configs), args, kwargs)
+        names = tuner.arg_names
+        given = tuple(outputs.get(n, v) for n, v in zip(names, args, strict=False))
+        named = {**kwargs, **{n: v for n, v in outputs.items() if n in kwargs}}
+        if config is None:
+            return stock(tuner, *given, *args[len(given) :], **named)
+        return _launch(tuner, config_of(config, declared=tuner.configs), given, named)
+
+    at = checks.due(call.axes) if checks is not None and not call.in_capture else None
+    if checks is None or at is None:
+        return timed(call.sized, lambda: run(words, {}), in_capture=call.in_capture)
+    return checks.launch(at, words, _sides(tuner, call, args, kwargs, run))
+
+
+def _sides(
+    tuner: Any,  # noqa: ANN401 - an Autotuner
+    call: _Call,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    run: Callable[[Config | None, Mapping[str, Any]], Any],
+) -> Sides:
+    written = call.tunable.written
+    if written is None:
+        return Sides({}, (), run, unfit=UNKNOWN)
+    if call.key not in tuner.cache:  # it would choose now, by launches on the server's tensors
+        return Sides({}, (), run, unfit="incumbent-unknown")
+    named = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
+    tensors = {n: v for n, v in named.items() if hasattr(v, "data_ptr")}
+    outputs = {n: v for n, v in tensors.items() if n in written}
+    return Sides(outputs, tuple(v for n, v in tensors.items() if n not in written), run)
 
 
 def _programs(tuner: Any, named: Mapping[str, Any]) -> int:  # noqa: ANN401
@@ -297,6 +357,7 @@ def _made(tuner: Any, key: tuple[Any, ...]) -> Tunable:  # noqa: ANN401
             raise Refused("config-unknown", detail=detail)
 
     def warm(table: Table) -> None:
+        tunable.written = written_by(source)
         recipes = list(tunable.recipes.values())
         for rule in table.rules:
             fitting = [each for each in recipes if rule.matches(each["axes"])]

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,13 +24,12 @@ from retuned.runtime.core.epochs import MAX_HISTORY, Fence, Ledger
 from retuned.runtime.schema import Refused
 from retuned.runtime.tunables.attention import AttentionHook
 from retuned.runtime.tunables.autotune import AutotunerHook
-from retuned.runtime.tunables.graphs import GraphSets
+from retuned.runtime.tunables.captures import CAPTURE_S, Captures
+from retuned.runtime.tunables.environment import environment
 from retuned.runtime.tunables.moe import MoeHook
 from retuned.runtime.tunables.records import (
-    Capture,
     Table,
     canonical,
-    digest_of_text,
     parse_table,
 )
 from retuned.runtime.tunables.state import Registry, Tunable
@@ -43,16 +41,7 @@ log = logging.getLogger(__name__)
 TableOrder = ChangeOrder[Table]
 FAMILIES = ("autotune", "attention", "moe")
 MAX_PREPARED = 16
-_TRIES = 3
-"""Captures of a size that may fail before it is left alone."""
-_LATER = frozenset({"server-busy", "no-safe-point"})
-"""Refusals of a capture that say nothing about its size."""
-_CAPTURE_S = 5.0
-"""Captures of one order; further sizes follow at idle moments."""
 _MAX_RECIPE_BYTES = 4 << 20
-_VARIABLES = ("VLLM_", "SGLANG_", "TRITON_", "TORCHINDUCTOR_", "CUDA_", "HIP_", "LD_LIBRARY_PATH")
-"""Variables that an experiment in this server's environment needs."""
-_SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +72,7 @@ class Tunables:
         self.registry = Registry()
         self.registry.may_record = may_record
         self.steps = Steps()
-        self._graphs = GraphSets(self.registry)
+        self.captures = Captures(self.registry, self.steps)
         self.hooks: tuple[AutotunerHook | AttentionHook | MoeHook, ...] = (
             AutotunerHook(self.registry),
             AttentionHook(self.registry),
@@ -133,9 +122,9 @@ class Tunables:
         def restore(worker: Any) -> None:  # noqa: ANN401 - the server's
             for each in self.registry:
                 each.put(None)
+            self.captures.restore(worker, sizes)
             if worker is not None:
-                self._graphs.restore(worker, sizes)
-                self._graphs.forget()
+                self.captures.graphs.forget()
 
         try:
             self.steps.at_safe_point(restore)
@@ -151,7 +140,7 @@ class Tunables:
         """Start over in a child: no table, no step of the parent."""
         self.steps.after_fork()
         self.registry.after_fork()
-        self._graphs.after_fork()
+        self.captures.graphs.after_fork()
         self.restart()
 
     def operations(self) -> dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]]:
@@ -202,6 +191,7 @@ class Tunables:
                 "matched": tunable.matched,
                 "captured": list(tunable.captured_sizes),
                 **self._held(tunable, table),
+                "checks": tunable.checks.report() if tunable.checks is not None else None,
             }
         return {
             "id": tunable.id,
@@ -213,7 +203,7 @@ class Tunables:
             "axes": list(tunable.axes),
             "asked": tunable.asked(),
             "space": tunable.space,
-            "ways": {"next-call": "on", "recapture": self._graphs.way(self.steps.worker)},
+            "ways": {"next-call": "on", "recapture": self.captures.way()},
             "refused": tunable.refused,
             "recorded": len(tunable.recipes),
             "recording": tunable.recording,
@@ -222,9 +212,10 @@ class Tunables:
 
     def _file_report(self, name: str) -> dict[str, Any]:
         status, tunable = self._statuses[name], self.registry.find(name)
-        held = {"state": "lost", "reason": "table-replaced"}
+        held, checks = {"state": "lost", "reason": "table-replaced"}, None
         if tunable is not None and tunable.table is status.table:
             held = self._held(tunable, status.table)
+            checks = tunable.checks.report() if tunable.checks is not None else None
         return {
             "definition": name,
             "order": status.order,
@@ -232,15 +223,21 @@ class Tunables:
             "epoch": status.epoch,
             **held,
             "detail": "",
-            "reach": self._reach(tunable) if tunable is not None else "all",
+            "reach": self.captures.reach(tunable) if tunable is not None else "all",
+            "checks": checks,
         }
 
     def _held(self, tunable: Tunable, table: Table | None) -> dict[str, str]:
-        """Return whether launches of a tunable still pass where its table acts."""
-        hook = dict(zip(FAMILIES, self.hooks, strict=True)).get(tunable.family)
-        if table is not None and hook is not None and not hook.in_place():
+        """Return whether launches of a tunable still run its table."""
+        if table is not None and tunable.tripped:
+            return {"state": "lost", "reason": tunable.tripped}
+        if table is not None and not self._is_hooked(tunable):
             return {"state": "lost", "reason": "hook-replaced"}
         return {"state": "engaged", "reason": ""}
+
+    def _is_hooked(self, tunable: Tunable) -> bool:
+        hook = dict(zip(FAMILIES, self.hooks, strict=True)).get(tunable.family)
+        return hook is None or hook.in_place()
 
     def record(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Copy values of integer tensors of some launches from now on, or no longer.
@@ -369,10 +366,9 @@ class Tunables:
                 detail = f"{order.id:.80} was not prepared here, or with other fields"
                 raise Refused("not-prepared", detail=detail)
             self._check_fits(tunable, order.change)
-            held = self._held(tunable, order.change)
-            if held["reason"]:
+            if not self._is_hooked(tunable):
                 detail = "other code has replaced the runtime's hook on this family"
-                raise Refused(held["reason"], detail=detail)
+                raise Refused("hook-replaced", detail=detail)
             result = self._exchange(tunable, order, order.change)
         log.info("%s: epoch %d, %d rules", tunable.id, order.epoch, len(order.change.rules))
         return {"already": False, **result}
@@ -413,12 +409,9 @@ class Tunables:
         unseen = [] if table is None else [r for r in table.rules if tunable.rule_fits(r)]
 
         def exchange(worker: Any) -> None:  # noqa: ANN401 - the server's
-            if sizes and worker is not None:
-                self._graphs.restore(worker, sizes)
-                self._recaptured_later(sizes)
-            tunable.put(table, cold=unseen)
-            again = self._graphs.again(table.captures, tables=self._in_force()) if table else []
-            tunable.captured_sizes = tuple(again)
+            self.captures.restore(worker, sizes)
+            tunable.put(table, cold=unseen, rates=order.rates)
+            tunable.captured_sizes = self.captures.again(table)
 
         _, held_us = self.steps.at_safe_point(exchange)
         if table is not None:
@@ -431,7 +424,7 @@ class Tunables:
         )
         while len(self._statuses) > MAX_HISTORY:
             self._statuses.popitem(last=False)
-        recapture_s = self._capture(tunable, most_s=_CAPTURE_S)
+        recapture_s = self.captures.capture(tunable, most_s=CAPTURE_S)
         ledger.carried_out(order.id, epoch=order.epoch, artifact=None, flip_ns=int(1e3 * held_us))
         result = {
             "outcome": "engaged",
@@ -440,77 +433,18 @@ class Tunables:
             "pause_us": round(held_us, 1),
             "recapture_s": round(recapture_s, 3),
             "captured": list(tunable.captured_sizes),
-            "reach": self._reach(tunable),
+            "reach": self.captures.reach(tunable),
         }
         self._remember(order.id, result)
         return result
 
-    def _capture(self, tunable: Tunable, *, most_s: float = 0.0) -> float:
-        """Capture the table's sizes again while the server is idle; return the seconds.
-
-        One size at a time, each at a safe point of its own: a request that arrives waits for one.
-
-        Parameters
-        ----------
-        most_s
-            No further size begins after this time.
-        """
-        total_s = 0.0
-        if self.steps.worker is None:
-            return total_s
-        for each in self._missing(tunable):
-            try:
-                done, held_us = self.steps.at_safe_point(self._capturing(each))
-            except Refused as error:
-                log.info("graphs of %s stay as they are: %s", tunable.id, error)
-                if error.reason not in _LATER:
-                    tunable.uncaptured[each.size] = tunable.uncaptured.get(each.size, 0) + 1
-                break
-            if not done:
-                tunable.uncaptured[each.size] = _TRIES  # no graph has this size
-            tunable.captured_sizes = (*tunable.captured_sizes, *done)
-            total_s += held_us / 1e6
-            if total_s >= most_s:
-                break
-        return total_s
-
-    def _missing(self, tunable: Tunable) -> list[Capture]:
-        """Return the sizes that a table asks for and graphs do not have, as far as it can be."""
-        return [
-            each
-            for each in _captures(tunable)
-            if each.size not in tunable.captured_sizes
-            and tunable.uncaptured.get(each.size, 0) < _TRIES
-        ]
-
-    def _capturing(self, wanted: Capture) -> Callable[[Any], list[int]]:
-        def capture(worker: Any) -> list[int]:  # noqa: ANN401 - the server's
-            try:
-                return self._graphs.capture(worker, [wanted], tables=self._in_force())
-            except Refused:
-                raise
-            except Exception as error:  # such as no memory: the old graphs stay in force
-                raise Refused("capture-failed", detail=repr(error)[:300]) from error
-
-        return capture
-
-    def _recaptured_later(self, sizes: Sequence[int]) -> None:
-        """Note that graphs of these sizes are the server's own again, for every tunable."""
-        for each in self.registry:
-            kept = [size for size in each.captured_sizes if size not in sizes]
-            each.captured_sizes = tuple(kept)
-
-    def _in_force(self) -> str:
-        """Name all tables in force: a captured graph holds the choices of all."""
-        tables = {each.id: each.table.digest for each in self.registry if each.table is not None}
-        return digest_of_text(canonical(tables))
-
     def housekeeping(self) -> None:
         """Capture at an idle moment what a table asks for and graphs do not have yet."""
         for tunable in self.registry:
+            self.captures.restore_tripped(tunable)
             self._warm_later(tunable)
-            if self.steps.idle() and self._missing(tunable):
-                self._capture(tunable)
+            if self.steps.idle() and self.captures.missing(tunable):
+                self.captures.capture(tunable)
 
     def _warm_later(self, tunable: Tunable) -> None:
         """Compile rules whose sizes were launched since their table came into force."""
@@ -527,14 +461,6 @@ class Tunables:
             return
         if tunable.table is table:
             tunable.cold = tuple(rule for rule in tunable.cold if rule not in ready)
-
-    def _reach(self, tunable: Tunable) -> str:
-        """Return whether graphs still launch what was in force before where rules apply."""
-        table = tunable.table
-        if table is None or not tunable.is_captured(table):
-            return "all"
-        wanted = {each.size for each in _captures(tunable)}
-        return "all" if wanted and wanted <= set(tunable.captured_sizes) else "needs-recapture"
 
     def _repeated(self, order: TableOrder) -> None:
         """Adopt the later epoch of an order that is in force already."""
@@ -598,10 +524,6 @@ def _warm(tunable: Tunable, table: Table) -> None:
         raise Refused("compile-failed", detail=repr(error)[:500]) from error
 
 
-def _captures(tunable: Tunable) -> Sequence[Capture]:
-    return tunable.table.captures if tunable.table is not None else ()
-
-
 def _alike(step: Mapping[str, Any], axes: Mapping[str, int]) -> bool:
     """Whether a step has the kind and about the number of rows of a launch."""
     decode = int(all(each == 1 for each in step["queries"]))
@@ -615,46 +537,3 @@ def _use_device() -> None:
     index = device_in_use(torch) if torch is not None and torch.cuda.is_initialized() else None
     if torch is not None and index is not None:
         torch.cuda.set_device(index)
-
-
-def environment() -> dict[str, Any]:
-    """Return what an experiment in this server's environment needs."""
-    versions = {"python": ".".join(map(str, sys.version_info[:3]))}
-    for name in ("torch", "triton", "vllm", "sglang"):
-        version = getattr(sys.modules.get(name), "__version__", None)
-        if version is not None:
-            versions[name] = str(version)
-    variables = {
-        name: value[:4096]
-        for name, value in os.environ.items()
-        if name.startswith(_VARIABLES) and not any(word in name.upper() for word in _SECRET)
-    }
-    return {
-        "pid": os.getpid(),
-        "executable": sys.executable,
-        "path": [each for each in sys.path if each],
-        "flags": {
-            "no_site": sys.flags.no_site,
-            "safe_path": getattr(sys.flags, "safe_path", False),
-        },
-        "versions": versions,
-        "variables": variables,
-        "device": _device(),
-    }
-
-
-def _device() -> dict[str, Any] | None:
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return None
-    index = device_in_use(torch)
-    if index is None:
-        return None
-    known = torch.cuda.get_device_properties(index)
-    free, _ = torch.cuda.mem_get_info(index)
-    return {
-        "index": index,
-        "name": known.name,
-        "uuid": str(getattr(known, "uuid", "")),
-        "memory_free_bytes": free,
-    }

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from retuned.runtime.core.orders import CheckRates
+from retuned.runtime.tunables.checks import TableChecks
 from retuned.runtime.tunables.records import Axes, Config, Rule, Table, bucket, tunable_id
 
 log = logging.getLogger(__name__)
@@ -125,6 +127,12 @@ class Tunable:
         self.space, self.check, self.warm = dict(space), check, warm
         self.table: Table | None = None
         """In force."""
+        self.checks: TableChecks | None = None
+        """Compares launches under the table with the server's choice."""
+        self.written: frozenset[str] | None = None
+        """Arguments that a launch may write, where its source tells; see `written_by`."""
+        self.tripped = ""
+        """Why the table in force has ended in this process; empty if it has not."""
         self.cold: tuple[Rule, ...] = ()
         """Rules that are not compiled yet: their sizes keep the server's choice."""
         self.uncaptured: dict[int, int] = {}
@@ -154,7 +162,7 @@ class Tunable:
         if len(sized.sizes) < _MAX_SIZES and capturing():
             sized.sizes.add(axes[self.axes[0]])
         table = self.table
-        config = table.choose(axes) if table is not None else None
+        config = table.choose(axes) if table is not None and not self.tripped else None
         if config is not None and any(rule.config is config for rule in self.cold):
             config = None
         if config is not None:
@@ -162,10 +170,33 @@ class Tunable:
             sized.config, sized.how = config, "table"
         return config
 
-    def put(self, table: Table | None, *, cold: Sequence[Rule] = ()) -> None:
-        """Put a table in force; None is the original."""
-        self.cold, self.uncaptured = tuple(cold), {}
+    def put(
+        self,
+        table: Table | None,
+        *,
+        cold: Sequence[Rule] = (),
+        rates: CheckRates | None = None,
+    ) -> None:
+        """Put a table in force; None is the original.
+
+        Parameters
+        ----------
+        rates
+            How its launches are checked; None checks none.
+        """
+        self.cold, self.uncaptured, self.tripped = tuple(cold), {}, ""
+        self.checks = None if table is None or rates is None else self._checks_of(table, rates)
         self.table = table
+
+    def _checks_of(self, table: Table, rates: CheckRates) -> TableChecks:
+        def stands() -> bool:
+            return self.table is table and not self.tripped
+
+        def trip(reason: str, _detail: str) -> None:
+            if self.table is table:
+                self.tripped = reason
+
+        return TableChecks(self.id, rates=rates, on_trip=trip, stands=stands)
 
     def leave_out(self, config: Config) -> None:
         """Let the sizes of a configuration that failed run the server's choice."""

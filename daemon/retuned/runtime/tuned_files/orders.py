@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from retuned.runtime.artifacts.trust import Trust
+from retuned.runtime.core.orders import CheckRates, parse_rates
 from retuned.runtime.schema import Refused
 from retuned.runtime.tuned_files.changes import Change, parse_change
 from retuned.runtime.tuned_files.strict import json_object
@@ -51,6 +52,8 @@ class ChangeOrder(Generic[C]):
 
     `change` and `before` are then those of the last of them.
     """
+    rates: CheckRates = field(default_factory=CheckRates)
+    """How launches under a table are checked."""
     leaves: bool = False
     """Whether a rollback accepts a file that others have changed since, and leaves it unchanged.
 
@@ -117,6 +120,7 @@ def parse_order(
         before=before,
         artifact=_text(body, "artifact", empty=True),
         older=_older(body) if kind == "rollback" else (),
+        rates=parse_rates(body),
         leaves=kind == "rollback" and body.get("leaves") is True,
     )
 

@@ -97,7 +97,11 @@ def assess(
 
 
 def _configured(newest: WatchSample, seconds: float, settings: WatchSettings) -> WatchReport:
-    """Judge a row of a file by the server's lookup: its launches are not counted or compared."""
+    """Judge a row by the server's lookup: launches under a file are not compared.
+
+    Those under a table are, where they are no replays of graphs; how many there are depends on the
+    traffic, so none is required.
+    """
     if newest.idle_processes:
         detail = f"{newest.idle_processes} of {newest.processes} processes do not pick the row"
         if seconds >= settings.engage_within_s:
@@ -110,7 +114,8 @@ def _configured(newest: WatchSample, seconds: float, settings: WatchSettings) ->
     if seconds < settings.min_s:
         detail = f"{detail}, {settings.min_s:.0f} s are required"
         return _report(WatchAction.WAIT, WatchReason.TOO_EARLY, detail)
-    detail = f"{detail}; its launches are neither counted nor checked"
+    checks = f"{newest.shadow_checks} clean checks" if newest.shadow_checks else "no checks"
+    detail = f"{detail}; {checks} of its launches"
     return _report(WatchAction.KEEP, WatchReason.CONFIGURED, detail)
 
 

@@ -1,0 +1,138 @@
+"""Graphs that hold tables: captures at idle moments, exchanges, and what is still missing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from retuned.runtime.schema import Refused
+from retuned.runtime.tunables.graphs import GraphSets
+from retuned.runtime.tunables.records import Capture, Table, canonical, digest_of_text
+from retuned.runtime.tunables.state import Registry, Tunable
+from retuned.runtime.tunables.steps import Steps
+
+log = logging.getLogger(__name__)
+
+_TRIES = 3
+"""Captures of a size that may fail before it is left alone."""
+_LATER = frozenset({"server-busy", "no-safe-point"})
+"""Refusals of a capture that say nothing about its size."""
+CAPTURE_S = 5.0
+"""Captures of one order; further sizes follow at idle moments."""
+
+
+class Captures:
+    """The second sets of graphs of all tunables.
+
+    Parameters
+    ----------
+    registry
+        The tunables.
+    steps
+        Gives safe points.
+    """
+
+    def __init__(self, registry: Registry, steps: Steps) -> None:
+        self._registry, self._steps = registry, steps
+        self.graphs = GraphSets(registry)
+
+    def way(self) -> str:
+        """Return ``on`` or the reason code why graphs cannot be captured again."""
+        return self.graphs.way(self._steps.worker)
+
+    def restore(self, worker: Any, sizes: Sequence[int]) -> None:  # noqa: ANN401 - the server's
+        """Bring back the server's own graphs of some sizes, for every tunable."""
+        if not sizes or worker is None:
+            return
+        self.graphs.restore(worker, sizes)
+        for each in self._registry:
+            kept = [size for size in each.captured_sizes if size not in sizes]
+            each.captured_sizes = tuple(kept)
+
+    def again(self, table: Table | None) -> tuple[int, ...]:
+        """Exchange sets that were captured before with the tables in force; return their sizes."""
+        if table is None:
+            return ()
+        return tuple(self.graphs.again(table.captures, tables=self._in_force()))
+
+    def _in_force(self) -> str:
+        """Name all tables in force: a captured graph holds the choices of all."""
+        tables = {
+            each.id: each.table.digest
+            for each in self._registry
+            if each.table is not None and not each.tripped
+        }
+        return digest_of_text(canonical(tables))
+
+    def capture(self, tunable: Tunable, *, most_s: float = 0.0) -> float:
+        """Capture the table's sizes again while the server is idle; return the seconds.
+
+        One size at a time, each at a safe point of its own: a request that arrives waits for one.
+
+        Parameters
+        ----------
+        most_s
+            No further size begins after this time.
+        """
+        total_s = 0.0
+        if self._steps.worker is None:
+            return total_s
+        for each in self.missing(tunable):
+            try:
+                done, held_us = self._steps.at_safe_point(self._capturing(each))
+            except Refused as error:
+                log.info("graphs of %s stay as they are: %s", tunable.id, error)
+                if error.reason not in _LATER:
+                    tunable.uncaptured[each.size] = tunable.uncaptured.get(each.size, 0) + 1
+                break
+            if not done:
+                tunable.uncaptured[each.size] = _TRIES  # no graph has this size
+            tunable.captured_sizes = (*tunable.captured_sizes, *done)
+            total_s += held_us / 1e6
+            if total_s >= most_s:
+                break
+        return total_s
+
+    def missing(self, tunable: Tunable) -> list[Capture]:
+        """Return the sizes that a table asks for and graphs do not have, as far as it can be."""
+        return [
+            each
+            for each in _captures(tunable)
+            if not tunable.tripped
+            and each.size not in tunable.captured_sizes
+            and tunable.uncaptured.get(each.size, 0) < _TRIES
+        ]
+
+    def _capturing(self, wanted: Capture) -> Callable[[Any], list[int]]:
+        def capture(worker: Any) -> list[int]:  # noqa: ANN401 - the server's
+            try:
+                return self.graphs.capture(worker, [wanted], tables=self._in_force())
+            except Refused:
+                raise
+            except Exception as error:  # such as no memory: the old graphs stay in force
+                raise Refused("capture-failed", detail=repr(error)[:300]) from error
+
+        return capture
+
+    def restore_tripped(self, tunable: Tunable) -> None:
+        """Bring back graphs of a table that has ended; the daemon may be absent."""
+        sizes = tunable.captured_sizes
+        if not tunable.tripped or not sizes:
+            return
+        try:
+            self._steps.at_safe_point(lambda worker: self.restore(worker, sizes))
+        except Refused as error:
+            log.info("graphs of %s are restored later: %s", tunable.id, error)
+
+    def reach(self, tunable: Tunable) -> str:
+        """Return whether graphs still launch what was in force before where rules apply."""
+        table = tunable.table
+        if table is None or not tunable.is_captured(table):
+            return "all"
+        wanted = {each.size for each in _captures(tunable)}
+        return "all" if wanted and wanted <= set(tunable.captured_sizes) else "needs-recapture"
+
+
+def _captures(tunable: Tunable) -> Sequence[Capture]:
+    return tunable.table.captures if tunable.table is not None else ()
