@@ -27,8 +27,8 @@ from retuned.telemetry.spans import (
     spoken,
 )
 
-# An exporter whose collector fails tries again in the background after its test. Its jitter must not
-# move the chance that hypothesis watches in a later test.
+# An exporter whose collector fails tries again in the background after its test. Its jitter must
+# not move the chance that hypothesis watches in a later test.
 vars(http)["random"] = random.Random(0)
 GOOD = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"
 

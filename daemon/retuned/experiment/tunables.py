@@ -293,6 +293,7 @@ class TunableLab:
                         slice_s=task.slice_s,
                         deadline_s=deadline_s,
                         most=plan.budget.max_candidates,
+                        recorded=task.recipes,
                     )
                 results.append(result)
                 turns.append(_turn(index + 1, result))
@@ -350,8 +351,8 @@ def class_of(axes: Mapping[str, int]) -> str:
 
 
 def recipes_by_class(recipes: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Return described launches by their size class."""
-    return {class_of(each["axes"]): each for each in recipes}
+    """Return described launches by their size class, without those at the ends of one."""
+    return {class_of(each["axes"]): each for each in recipes if not each.get("edge")}
 
 
 _ISOLATION = Isolation(
@@ -437,6 +438,8 @@ def _turn(number: int, result: ClassResult) -> Turn:
     good = [each for each in result.trials if each.us < math.inf]
     where = ", ".join(f"{name} {value}" for name, value in result.axes.items())
     found = result.reason or f"{result.in_force_us:.1f} to {result.best_us:.1f} us"
+    lost = [f"{reason} at the {end} end" for end, reason in result.edges.items() if reason]
+    found = ", ".join([found, *lost])
     return Turn(
         number=number,
         generator="search",

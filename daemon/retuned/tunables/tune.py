@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from retuned.errors import CandidateError
 from retuned.runtime.tunables.records import canonical
+from retuned.tunables.edges import Edge, edges_of, narrowed
 from retuned.tunables.search import Config, key_of, proposals, space_of
 
 log = logging.getLogger(__name__)
@@ -104,6 +105,13 @@ class ClassResult:
     """Reason code of a class without a rule; else empty."""
     seconds: float = 0.0
     space: int = 0
+    edges: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """By end of the class: empty if the winner is right and no slower there, else the reason."""
+
+    @property
+    def when(self) -> dict[str, tuple[int, int]]:
+        """Ranges of the class's rule."""
+        return narrowed(self.axes, [end for end, reason in self.edges.items() if reason])
 
 
 def tune_class(
@@ -117,6 +125,7 @@ def tune_class(
     deadline_s: float = math.inf,
     most: int = 2**31,
     seed: int = 1,
+    recorded: Sequence[Recipe] = (),
 ) -> ClassResult:
     """Search one size class.
 
@@ -133,6 +142,8 @@ def tune_class(
         Most candidates.
     deadline_s
         Moment of the monotonic clock after which no candidate begins.
+    recorded
+        Launches that the server described beside the recipe; see `edges_of`.
     """
     begin_s = time.monotonic()
     axes = dict(recipe["axes"])
@@ -167,7 +178,26 @@ def tune_class(
     elif good:
         result = bench.confirm(result, min(good, key=lambda each: each.us), seed=seed + 1)
     bench.close()
+    if result.best is not None:
+        result = _at_edges(result, bench, edges_of(recipe, recorded), deadline_s=deadline_s)
     return _with(result, seconds=round(time.monotonic() - begin_s, 2))
+
+
+def _at_edges(
+    result: ClassResult, bench: _Bench, edges: Sequence[Edge], *, deadline_s: float
+) -> ClassResult:
+    """Hold the winner against the server's choice at both ends of its class.
+
+    An end that could not be built or measured stays in the rule: it says nothing.
+    """
+    assert result.best is not None, "asked before"
+    found: dict[str, str] = {}
+    for number, edge in enumerate(edges):
+        if time.monotonic() < deadline_s:
+            reason = bench.at_edge(edge.recipe, result.best, seed=101 + number)
+            if reason is not None:
+                found[edge.end] = reason
+    return _with(result, edges=found)
 
 
 def _with(result: ClassResult, **changed: Any) -> ClassResult:  # noqa: ANN401
@@ -246,6 +276,33 @@ class _Bench:
             found += [(float(a), float(b)) for a, b in said["pairs"]]
         return found
 
+    def at_edge(self, recipe: Recipe, config: Config, *, seed: int) -> str | None:
+        """Return why a configuration loses at another size; empty if it does not.
+
+        None if nothing was measured there.
+        """
+        beside = _Bench(
+            self._child,
+            recipe,
+            base=self._base,
+            exclusive=self._exclusive,
+            slice_s=self._slice_s,
+        )
+        try:
+            beside.open()
+        except CandidateError as error:  # such as no memory for the larger one
+            log.info("%s is not measured at %s: %s", recipe["tunable"], recipe["axes"], error)
+            return None
+        try:
+            checked(self._child, beside._case, config, seed=seed)
+            pairs = beside._pairs(config, count=_CONFIRM, seed=seed)
+        except CandidateError as failure:
+            return failure.reason
+        finally:
+            beside.close()
+        logs = [math.log(a / b) for a, b in pairs]
+        return "slower" if math.exp(-_low_median([-each for each in logs])) < 1.0 else ""
+
     def confirm(self, result: ClassResult, best: Trial, *, seed: int) -> ClassResult:
         """Measure the winner again on fresh inputs."""
         try:
@@ -293,7 +350,7 @@ def rules_of(results: Sequence[ClassResult]) -> list[dict[str, Any]]:
     """
     rules = [
         {
-            "when": {name: _range(name, value) for name, value in each.axes.items()},
+            "when": {name: list(ends) for name, ends in each.when.items()},
             "config": dict(each.best),
         }
         for each in results
@@ -322,13 +379,6 @@ def chosen(rules: Sequence[Mapping[str, Any]], axes: Mapping[str, int]) -> Confi
             found: Config = rule["config"]
             return found
     return None
-
-
-def _range(axis: str, value: int) -> list[int]:
-    if axis == "decode" or value <= 1:
-        return [value, value]
-    upper = 1 << (value - 1).bit_length()
-    return [upper // 2 + 1, upper]
 
 
 def _joins(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

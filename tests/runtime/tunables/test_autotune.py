@@ -237,6 +237,19 @@ def test_recorded_values_go_when_recording_ends(tunables: Tunables) -> None:
     assert [each["ready"] for each in only(tunables)["asked"]] == [False]
 
 
+def test_the_smallest_and_the_largest_launch_of_a_class_are_described(tunables: Tunables) -> None:
+    kernel = tuner(frozen=0)
+    for n in (100, 102, 115, 70, 71, 128, 65):
+        launch(kernel, n)
+    name = only(tunables)["id"]
+    described = tunables.recipes({"id": name})["recipes"]
+    found = {each.get("edge", ""): each["axes"]["elements"] for each in described}
+    assert found == {"": 100, "low": 70, "high": 128}, "102 and 65 are within a tenth"
+    tunables.record({"id": name, "on": True})
+    launch(kernel, 100)
+    assert [each.get("edge") for each in tunables.recipes({"id": name})["recipes"]] == [None]
+
+
 def test_a_table_replaces_the_one_that_it_names_or_the_original(tunables: Tunables) -> None:
     kernel = tuner(frozen=0)
     launch(kernel, 60)

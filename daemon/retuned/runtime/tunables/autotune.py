@@ -197,6 +197,8 @@ def _seen(
         _resolved(tuner, key, tunable, sized)
     if not in_capture and tunable.wants_recipe(sized):
         tunable.record(sized, _recipe(tuner, tunable, named, axes))
+    elif not in_capture and (end := tunable.edge(sized, axes)):
+        tunable.record_edge(sized, _recipe(tuner, tunable, named, axes), end)
     return _Call(tunable, sized, axes, config, key, in_capture)
 
 

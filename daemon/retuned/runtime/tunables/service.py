@@ -261,7 +261,7 @@ class Tunables:
         offset = request.get("offset", 0)
         if type(offset) is not int or offset < 0:
             raise Refused("bad-request", detail="'offset' must be a number of recipes")
-        every = list(tunable.recipes.values())
+        every = [*tunable.recipes.values(), *tunable.edges.values()]
         page: list[dict[str, Any]] = []
         size = 0
         for each in every[offset:]:

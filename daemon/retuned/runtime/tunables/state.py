@@ -27,6 +27,8 @@ MAX_DATA_BYTES = 1 << 20
 TIME_EVERY, TIME_AT = 64, 5
 """One eager launch in so many is timed on the device; the first ones may compile."""
 _MAX_PENDING = 16
+_STEP = 1.1
+"""How far beyond the described launches another one is described as an end of its class."""
 
 
 class SizeClass:
@@ -38,6 +40,7 @@ class SizeClass:
         "config",
         "described",
         "detail",
+        "ends",
         "how",
         "launches",
         "matched",
@@ -60,6 +63,8 @@ class SizeClass:
         self.timed_us = 0.0
         self.pending: list[tuple[Any, Any]] = []
         """Pairs of device events whose time is not known yet."""
+        self.ends: tuple[int, int] | None = None
+        """Sizes of the smallest and the largest launch that were described."""
         self.described: bool | None = None
         """Whether a launch was described, with values of integer tensors or without."""
         self.ready = False
@@ -144,6 +149,8 @@ class Tunable:
         self.first: int | None = None
         """Size class at which an autotuner made its choice; None if that was not observed."""
         self.recipes: dict[tuple[int, ...], dict[str, Any]] = {}
+        self.edges: dict[tuple[tuple[int, ...], str], dict[str, Any]] = {}
+        """By size class and end: its smallest and its largest launch, beside the recipe."""
         self._classes: dict[tuple[int, ...], SizeClass] = {}
 
     def sized(self, axes: Axes) -> SizeClass:
@@ -207,8 +214,9 @@ class Tunable:
         """Drop descriptions that hold values of integer tensors."""
         for key, each in list(self._classes.items()):
             if each.described:
-                each.described, each.ready = None, False
+                each.described, each.ready, each.ends = None, False, None
                 self.recipes.pop(key, None)
+                self._forget_edges(key)
 
     def wants_recipe(self, sized: SizeClass) -> bool:
         """Whether a launch of this class is to be described, or described again with values."""
@@ -220,7 +228,30 @@ class Tunable:
         """Keep the description of a launch; at most one for each size class."""
         sized.described = self.recording
         sized.ready = self.family != "autotune" or not lacks_values(recipe)
-        self.recipes[tuple(sized.axes.values())] = dict(recipe)
+        sized.ends = (_size(recipe["axes"]),) * 2
+        key = tuple(sized.axes.values())
+        self._forget_edges(key)
+        self.recipes[key] = dict(recipe)
+
+    def _forget_edges(self, key: tuple[int, ...]) -> None:
+        for end in ("low", "high"):
+            self.edges.pop((key, end), None)
+
+    def edge(self, sized: SizeClass, axes: Axes) -> str:
+        """Return which end of its size class a launch extends, as far as was described."""
+        if sized.ends is None or sized.described != self.recording:
+            return ""
+        size, (low, high) = _size(axes), sized.ends
+        # by a step each, so that a size that creeps up is not described at every launch
+        return "low" if size * _STEP < low else "high" if size > high * _STEP else ""
+
+    def record_edge(self, sized: SizeClass, recipe: Mapping[str, Any], end: str) -> None:
+        """Keep the description of a launch at an end of its size class."""
+        assert sized.ends is not None, "asked before"
+        low, high = sized.ends
+        size = _size(recipe["axes"])
+        sized.ends = min(low, size), max(high, size)
+        self.edges[tuple(sized.axes.values()), end] = {**recipe, "edge": end}
 
     @property
     def data_budget(self) -> list[int]:
@@ -252,6 +283,7 @@ class Tunable:
         self.recording, self.first = False, None
         self._classes.clear()
         self.recipes.clear()
+        self.edges.clear()
 
     def frozen(self) -> Config | None:
         """Return the configuration that an autotuner chose once; None before its choice is seen."""
@@ -267,6 +299,10 @@ class Tunable:
         """Return the size classes, most launches first."""
         every = sorted(self._classes.values(), key=lambda each: -each.launches)
         return [each.report() for each in every[:MAX_CLASSES]]
+
+
+def _size(axes: Axes) -> int:
+    return math.prod(1 + value for value in axes.values())
 
 
 def _overlaps(rule: Rule, axes: Axes) -> bool:
