@@ -16,7 +16,7 @@ from tests.report import survey_samples as samples
 from tests.report.test_report_pages import harmless
 from typer.testing import CliRunner, Result
 
-from retuned.cli.survey import asked_sizes, past_results, survey
+from retuned.cli.survey import asked_sizes, card_of_traces, past_results, survey
 from retuned.errors import (
     CandidateError,
     MissingDependency,
@@ -24,7 +24,7 @@ from retuned.errors import (
     UnreadableInput,
     UsageError,
 )
-from retuned.report.survey_records import Survey
+from retuned.report.survey_records import ROOF_REASONS, Roof, Survey
 from retuned.store.sqlite import SqliteStore
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -148,6 +148,43 @@ def test_the_example_traces_have_nothing_to_gain(trace: Path) -> None:
     assert sum(each["share"] for each in body["fixed"]) == pytest.approx(1)
 
 
+def traced(path: Path, *names: str, last: bool = False) -> Path:
+    """Write a trace whose devices are named before or after its events."""
+    devices = {"deviceProperties": [{"id": n, "name": name} for n, name in enumerate(names)]}
+    event = {"ph": "X", "cat": "cpu_op", "name": '"deviceProperties": [{"name": "x"}]'}
+    events = {"traceEvents": [event] * 4_000}
+    body = events | devices if last else devices | events
+    path.write_text(json.dumps(body), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_trace_names_its_card_before_or_after_its_events(tmp_path: Path, last: bool) -> None:
+    one = traced(tmp_path / "1.json", "NVIDIA H200", "NVIDIA H200", last=last)
+    assert one.stat().st_size > 4 * (64 << 10)
+    assert card_of_traces([one, one]) == "NVIDIA H200"
+    other = traced(tmp_path / "2.json", "NVIDIA L4", last=last)
+    assert card_of_traces([one, other]) == ""
+    assert card_of_traces([traced(tmp_path / "3.json", "NVIDIA H200", "NVIDIA L4")]) == ""
+    assert card_of_traces([one, traced(tmp_path / "4.json")]) == ""
+
+
+@pytest.mark.parametrize(
+    "text", ['{"deviceProperties": ' + "[" * 60_000, '{"deviceProperties": 7}']
+)
+def test_devices_that_are_not_a_list_of_objects_name_no_card(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(text, encoding="utf-8")
+    assert card_of_traces([path]) == ""
+    assert card_of_traces([DATA / "rocprofv3_7_2.csv"]) == ""
+    assert card_of_traces([]) == ""
+
+
+def test_the_card_of_a_trace_is_reported() -> None:
+    trace = EXAMPLES / "llama-chat-graphs.pt.trace.json.gz"
+    assert answer(trace)["card"] == "NVIDIA H100 80GB HBM3"
+
+
 @pytest.mark.shared
 def test_a_trace_of_a_real_server_names_what_cannot_be_changed() -> None:
     name = "vllm_decode_full_graph_execution.json.gz"
@@ -205,7 +242,8 @@ def test_the_json_has_the_documented_fields() -> None:
     body = answer(DATA / "rocprofv3_7_2.csv")
     page = (ROOT / "docs" / "tunables.md").read_text(encoding="utf-8")
     assert set(body) == {*Survey.model_fields, "files", "unread", "unanswered"}
-    for name in body:
+    fields = {*body, *Roof.model_fields, *ROOF_REASONS}
+    for name in fields:
         assert f"`{name}`" in page, name
 
 

@@ -35,6 +35,7 @@ from retuned.runtime_client.processes import RuntimeProcesses
 from retuned.settings import load_settings
 from retuned.store.sqlite import DATABASE, SqliteStore
 from retuned.traces import ReadLimits
+from retuned.traces.source import ByteSource
 
 _TIMEOUT_S = 10.0
 _DEPTH = 3
@@ -44,6 +45,8 @@ _ENTRIES, _TRACES, _TABLES = 20_000, 256, 4096
 _EXPERIMENTS = 1000
 """Most experiments of a state folder that are read."""
 _SURVEY_BYTES = 32 << 20
+_END_BYTES = 64 << 10
+"""Beginning and end of a trace that are searched for its devices."""
 _NO_TRACE = frozenset(("not-a-trace", "unknown-format"))
 """Codes of files that only lie beside traces."""
 
@@ -109,6 +112,7 @@ def survey(
         tables=tables,
         past=past_results(state) if state else None,
         before=_earlier(before) if before else None,
+        card=card_of_traces(Path(each["path"]) for each in entries if not each["error"]),
     )
     body = {
         **result.model_dump(mode="json"),
@@ -245,6 +249,48 @@ def _profile(found: _Found) -> tuple[list[dict[str, Any]], Json]:
             "nor a tuned file"
         )
     return kept, profile
+
+
+def card_of_traces(paths: Iterable[Path]) -> str:
+    """Return the name of the card that all traces name; empty if one names none or another."""
+    names = {name for path in paths for name in _devices(path)}
+    return names.pop() if len(names) == 1 else ""
+
+
+def _devices(path: Path) -> set[str]:
+    """Return the names of the devices of a PyTorch trace; an empty name if it names none.
+
+    Kineto writes them before the events; tools that sort the keys write them after.
+    """
+    before, after = _ends(path)
+    for part in (before.partition(b'"traceEvents"')[0], after):
+        text = part.rpartition(b'"deviceProperties"')[2].decode("utf-8", "replace")
+        try:
+            devices, _ = json.JSONDecoder().raw_decode(text.lstrip(" \t\r\n:"))
+        except (ValueError, RecursionError):
+            continue
+        found = {str(e.get("name") or "") for e in records({"devices": devices}, "devices")}
+        if found:
+            return found
+    return {""}
+
+
+def _ends(path: Path) -> tuple[bytes, bytes]:
+    """Return the beginning and the end of a JSON file; nothing of other files."""
+    source = ByteSource(path, limits=ReadLimits())
+    try:
+        start = end = source.read(_END_BYTES)
+        if not start.lstrip().startswith(b"{"):
+            return b"", b""
+        if b'"deviceProperties"' in start.partition(b'"traceEvents"')[0]:
+            return start, b""
+        while more := source.read(_END_BYTES):
+            end = (end + more)[-_END_BYTES:]
+    except UnreadableInput:  # the reader of launches reports it
+        return b"", b""
+    finally:
+        source.close()
+    return start, end
 
 
 def _tables(

@@ -106,6 +106,7 @@ def survey_page(data: Json) -> str:
         counts=survey_text.table_counts(data),
         remarks=sorted({str(code) for row in rows for code in row.get("remarks") or ()}),
         meanings=REMARKS,
+        roof_reasons=survey_text.roof_reasons(rows),
         codes=FINDINGS,
     )
 
@@ -180,6 +181,7 @@ def environment(*packages: str, undefined: type[Undefined] = ChainableUndefined)
     )
     made.filters.update(
         about=profiles.about,
+        allowed=survey_text.allowed_words,
         adapters=survey_text.adapter_lines,
         axes=survey_text.axes_words,
         belief=words.belief,
@@ -201,6 +203,7 @@ def environment(*packages: str, undefined: type[Undefined] = ChainableUndefined)
         named=profiles.named,
         percent=words.percent,
         resolved=survey_text.resolved_words,
+        roof=survey_text.roof_words,
         seconds=words.seconds,
         share=words.share,
         significant=words.significant,

@@ -12,7 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from retuned.report import survey_roof as roofs
 from retuned.report.profiles import Json, amount, geometry, records, section
+from retuned.report.survey_conclusion import conclude
 from retuned.report.survey_features import adapters_of, features_of
 from retuned.report.survey_files import SurveyedTable
 from retuned.report.survey_records import (
@@ -21,6 +23,7 @@ from retuned.report.survey_records import (
     FixedFamily,
     Gain,
     RankDifference,
+    Roof,
     Survey,
     SurveyedKey,
     SurveyedTunable,
@@ -33,7 +36,7 @@ from retuned.report.tunable_families import (
     family_of,
     prior_of,
 )
-from retuned.text import clean, finite, plural, share, short, significant
+from retuned.text import clean, finite, short
 
 MOST_ROWS = 200
 """Tunables and families that a survey lists."""
@@ -43,8 +46,8 @@ _PROCESSES, _REPORTS, _ASKED = 256, 1024, 256
 """Processes, tunables of a process and keys of a tunable that are read."""
 _LONGEST = 400
 """Characters of an untrusted text."""
-WORTH_SHARE = 0.01
-"""Part of kernel time below which an expected saving counts as nothing."""
+_MOST_COUNT, _MOST_US = 2**53, 1e15
+"""Largest count and time that are accepted; larger ones count as these."""
 _ATTENTION, _REDUCTION = "kernel_unified_attention", "reduce_segments"
 _HOW = ("frozen", "exact", "nearest", "default", "literal", "table")
 
@@ -72,6 +75,7 @@ def survey_of(
     tables: Sequence[SurveyedTable] = (),
     past: Mapping[str, PastResult] | None = None,
     before: Json | None = None,
+    card: str = "",
 ) -> Survey:
     """Judge what was read; every part may be absent.
 
@@ -87,12 +91,15 @@ def survey_of(
         Results of earlier experiments by tunable.
     before
         JSON of an earlier survey, for choices that another start of the server made differently.
+    card
+        Name of the card of the traces; empty if unknown.
     """
     answers = dict(list((reports or {}).items())[:_PROCESSES])
     profile = profile or {}
     known = past or {}
-    traced = _Traced.of(profile)
+    traced = _Traced.of(profile, card=cut(card))
     rows = _of_servers(answers, traced, known)
+    card = cut(roofs.card_of(answers.values())) if rows else traced.card
     rows = [_since(row, before) for row in rows] if before else rows
     if not rows:
         rows = _of_traces(traced)
@@ -106,6 +113,7 @@ def survey_of(
         launches=int(amount(profile, "launches")),
         kernel_time_ns=int(traced.total_ns),
         versions=_texts(section(environment, "versions")),
+        card=card,
         tunables=tuple(rows[:MOST_ROWS]),
         fixed=tuple(fixed[:MOST_ROWS]),
         adapters=tuple(adapters_of(answers)),
@@ -129,10 +137,27 @@ class _KeyCount:
     axes: Mapping[str, int]
     launches: int
     captured: int
-    time_us: float | None
+    timed: int
+    timed_us: float
     how: str
     config: str
     detail: str
+
+    @property
+    def time_us(self) -> float | None:
+        """All launches, from the mean of the timed ones; None if none was timed."""
+        return self.timed_us / self.timed * self.launches if self.timed else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """What concerns all tunables of a survey."""
+
+    busy_us: Mapping[str, float]
+    """By process."""
+    able: int
+    """Processes that report tunables."""
+    card: str
 
 
 def _of_servers(
@@ -145,30 +170,26 @@ def _of_servers(
         for report in records(answer, "tunables")[:_REPORTS]:
             by_id[cut(report.get("id"))][process] = report
     able = sum(bool(records(answer, "tunables")) for answer in answers.values())
-    return [
-        _tunable(id, reports, busy_us, traced, past.get(id), able=able)
-        for id, reports in by_id.items()
-    ]
+    server = _Server(busy_us, able, roofs.card_of(answers.values()))
+    return [_tunable(id, reports, server, traced, past.get(id)) for id, reports in by_id.items()]
 
 
 def _tunable(
     id: str,
     reports: Mapping[str, Json],
-    busy_us: Mapping[str, float],
+    server: _Server,
     traced: _Traced,
     past: PastResult | None,
-    *,
-    able: int,
 ) -> SurveyedTunable:
     first = next(iter(reports.values()))
     family, kernel = cut(first.get("family")), cut(first.get("kernel"))
     asked = [each for process, report in reports.items() for each in _asked(process, report)]
-    keys = _keys(asked, first, past)
-    part, source, remarks = _share(kernel, asked, busy_us, traced)
+    keys = _keys(asked, first, past, server)
+    part, source, remarks = _share(kernel, asked, server.busy_us, traced)
     differences = _differences(asked)
     if differences:
         remarks.append("ranks-differ")
-    if len(reports) < able:
+    if len(reports) < server.able:
         remarks.append("not-in-all-processes")
     gain = _whole(keys, past)
     refused = next((cut(r.get("refused")) for r in reports.values() if r.get("refused")), "")
@@ -185,26 +206,27 @@ def _tunable(
         hidden=max(0, len(keys) - MOST_KEYS),
         differences=tuple(differences[:MOST_KEYS]),
         gain=gain,
+        roof=roofs.whole([(key.weight, key.roof) for key in keys]),
         saving=None if part is None or refused else _saving(part, gain),
         ways=_server_ways(reports.values(), sizes=sum(bool(key.captured) for key in keys)),
         refused=refused,
         table=_worst(cut(table.get("state")) for table in tables),
-        remarks=tuple(sorted(set(remarks))),
+        remarks=tuple(sorted({*remarks, *_roof_remarks(keys)})),
     )
 
 
 def _asked(process: str, report: Json) -> list[_KeyCount]:
     found = []
     for each in records(report, "asked")[:_ASKED]:
-        launches, timed = int(amount(each, "launches")), amount(each, "timed")
         how = str(each.get("how"))
         found.append(
             _KeyCount(
                 process=cut(process),
                 axes=_whole_numbers(section(each, "axes")),
-                launches=launches,
-                captured=int(amount(each, "captured")),
-                time_us=amount(each, "timed_us") / timed * launches if timed else None,
+                launches=_count(each, "launches"),
+                captured=_count(each, "captured"),
+                timed=_count(each, "timed"),
+                timed_us=min(amount(each, "timed_us"), _MOST_US),
                 how=how if how in _HOW else "unknown",
                 config=_config(each.get("config")),
                 detail=cut(each.get("detail") or ""),
@@ -213,7 +235,9 @@ def _asked(process: str, report: Json) -> list[_KeyCount]:
     return found
 
 
-def _keys(asked: Sequence[_KeyCount], report: Json, past: PastResult | None) -> list[SurveyedKey]:
+def _keys(
+    asked: Sequence[_KeyCount], report: Json, past: PastResult | None, server: _Server
+) -> list[SurveyedKey]:
     """Return keys over all processes; ranks that agree are one row."""
     groups: dict[str, list[_KeyCount]] = defaultdict(list)
     for each in asked:
@@ -230,6 +254,9 @@ def _keys(asked: Sequence[_KeyCount], report: Json, past: PastResult | None) -> 
     for group in groups.values():
         one = group[0]
         prior = prior_of(family, kernel, how=one.how, axes=one.axes, block=block)
+        gain = _from_past(past) if past and one.how != "table" else gain_of(prior)
+        account = roofs.account_of(report, one.axes, alone=server.able == 1)
+        roof = roofs.roof_of(account, card=server.card, each_us=_mean_us(group))
         keys.append(
             SurveyedKey(
                 axes=dict(one.axes),
@@ -239,10 +266,24 @@ def _keys(asked: Sequence[_KeyCount], report: Json, past: PastResult | None) -> 
                 how=one.how,
                 config=one.config,
                 detail=one.detail,
-                gain=_from_past(past) if past and one.how != "table" else gain_of(prior),
+                gain=gain,
+                roof=roof,
+                remarks=("gain-beyond-roof",) if roofs.beyond(roof, gain) else (),
             )
         )
     return sorted(keys, key=lambda key: (-key.weight, -key.launches, str(key.axes)))
+
+
+def _mean_us(group: Sequence[_KeyCount]) -> float | None:
+    """Return the mean time of the timed launches; None if none was timed."""
+    timed = sum(each.timed for each in group)
+    return sum(each.timed_us for each in group) / timed if timed else None
+
+
+def _roof_remarks(keys: Sequence[SurveyedKey]) -> list[str]:
+    found = [code for key in keys for code in key.remarks]
+    partial = roofs.partial([(key.weight, key.roof) for key in keys])
+    return [*found, "roof-partial"] if partial else found
 
 
 def _share(
@@ -342,9 +383,10 @@ class _Traced:
     total_ns: float
     time_ns: Mapping[str, float]
     signatures: Mapping[str, Sequence[Json]]
+    card: str
 
     @classmethod
-    def of(cls, profile: Json) -> _Traced:
+    def of(cls, profile: Json, *, card: str) -> _Traced:
         """Sum signatures to kernels."""
         time_ns: dict[str, float] = defaultdict(float)
         signatures: dict[str, list[Json]] = defaultdict(list)
@@ -352,7 +394,12 @@ class _Traced:
             name = cut(each.get("kernel"), limit=4096)
             time_ns[name] += amount(each, "gpu_time_ns")
             signatures[name].append(each)
-        return cls(total_ns=sum(time_ns.values()), time_ns=dict(time_ns), signatures=signatures)
+        return cls(
+            total_ns=sum(time_ns.values()),
+            time_ns=dict(time_ns),
+            signatures=signatures,
+            card=card,
+        )
 
     def family(self, kernel: str) -> KernelFamily:
         """Return a kernel's family; a reduction belongs to the attention kernel of its trace."""
@@ -375,19 +422,20 @@ def _traced_tunable(kernel: str, family: KernelFamily, traced: _Traced) -> Surve
     gain = gain_of(family.prior)
     how = "literal" if family.name == "attention" else "unknown"
     whole = traced.time_ns[kernel] or 1.0
-    keys = sorted(
-        (
-            SurveyedKey(
-                shape=short(geometry(each), _LONGEST),
-                launches=int(amount(each, "launches")),
-                weight=amount(each, "gpu_time_ns") / whole,
-                how=how,
-                gain=gain,
-            )
-            for each in traced.signatures[kernel]
-        ),
-        key=lambda key: (-key.weight, key.shape),
-    )
+    keys = [
+        SurveyedKey(
+            shape=short(geometry(each), _LONGEST),
+            launches=int(amount(each, "launches")),
+            weight=amount(each, "gpu_time_ns") / whole,
+            how=how,
+            gain=gain,
+            roof=roof,
+            remarks=("gain-beyond-roof",) if roofs.beyond(roof, gain) else (),
+        )
+        for each in traced.signatures[kernel]
+        for roof in [_traced_roof(family, each, card=traced.card)]
+    ]
+    keys.sort(key=lambda key: (-key.weight, key.shape))
     return SurveyedTunable(
         id="",
         family=family.name,
@@ -398,9 +446,18 @@ def _traced_tunable(kernel: str, family: KernelFamily, traced: _Traced) -> Surve
         asked=tuple(keys[:MOST_KEYS]),
         hidden=max(0, len(keys) - MOST_KEYS),
         gain=gain,
+        roof=roofs.whole([(key.weight, key.roof) for key in keys]),
         saving=_saving(part, gain),
         ways=tuple(_way(way, "needs-server") for way in family.reach),
+        remarks=tuple(sorted(set(_roof_remarks(keys)))),
     )
+
+
+def _traced_roof(family: KernelFamily, signature: Json, *, card: str) -> Roof:
+    launches = amount(signature, "launches")
+    each_us = amount(signature, "gpu_time_ns") / 1e3 / launches if launches >= 1 else None
+    account = roofs.traced_account(family.name, signature)
+    return roofs.roof_of(account, card=card, each_us=each_us)
 
 
 def _fixed(traced: _Traced, changeable: set[str]) -> list[FixedFamily]:
@@ -433,7 +490,7 @@ def _fixed(traced: _Traced, changeable: set[str]) -> list[FixedFamily]:
     return sorted(found, key=lambda each: (-each.share, each.family))
 
 
-# --- gains and the last sentence ------------------------------------------------------------------
+# --- gains ----------------------------------------------------------------------------------------
 
 
 def gain_of(prior: Prior | None) -> Gain:
@@ -481,96 +538,16 @@ def _saving(part: float, gain: Gain) -> float:
     return part * max(0.0, 1.0 - 1.0 / max(gain.expected, 1e-3))
 
 
-def conclude(found: Survey) -> Conclusion:
-    """Return the last sentence; it claims no more than the parts show."""
-    faults = sum(len(table.findings) for table in found.tables)
-    observed = bool(found.tunables or found.fixed)
-    if not observed and found.tables:
-        if not faults:
-            line = f"Nothing to gain here: {plural(len(found.tables), 'table')} without a fault."
-            return Conclusion(code="nothing-to-gain", sentence=line)
-        line = (
-            f"{plural(faults, 'finding')} in {plural(len(found.tables), 'table')}; their cost "
-            "depends on the sizes that traffic asks for: add a server or a trace."
-        )
-        return Conclusion(code="tables-faulty", sentence=line)
-    if not observed and _looked_in_vain(found):
-        line = "Nothing to gain here: the server ran steps, and none of its kernels can be changed."
-        return Conclusion(code="nothing-to-gain", sentence=line)
-    if not observed:
-        line = "Nothing was observed: no launch in a trace, no tunable in a server."
-        return Conclusion(code="nothing-observed", sentence=line)
-    saving = found.expected_saving
-    if saving is not None and saving >= WORTH_SHARE:
-        return _expected(found, saving)
-    unmeasured = [r for r in found.tunables if r.share is None and r.gain.expected > 1.02]
-    if unmeasured and not all(row.refused for row in unmeasured):
-        line = (
-            f"A gain is possible in {plural(len(unmeasured), 'tunable')}, but their share of "
-            "kernel time was not measured; add a trace of this server."
-        )
-        return Conclusion(code="gain-unknown", sentence=line)
-    return _none(found)
-
-
-def _looked_in_vain(found: Survey) -> bool:
-    """Whether a server ran steps, and every adapter that its modules need was in place."""
-    states = {each.part: each.state for each in found.adapters}
-    in_place = states.get("steps") == states.get("autotune") == "on"
-    return in_place and not any(each.state.endswith("-unknown") for each in found.adapters)
-
-
-def _expected(found: Survey, saving: float) -> Conclusion:
-    first = found.tunables[0]
-    basis = {
-        "experiment": "from experiments of this installation",
-        "prior": "by measurements on another machine",
-    }.get(first.gain.source, "not measured")
-    line = (
-        f"Expected saving {share(saving)} of kernel time, {basis}; the largest part is "
-        f"{short(first.kernel, 60)} with {share(first.share)} of kernel time, whose best "
-        f"configuration is expected to be {significant(first.gain.expected)} times as fast."
-    )
-    return Conclusion(code="gain-expected", sentence=line)
-
-
-def _none(found: Survey) -> Conclusion:
-    beyond = [
-        each
-        for each in found.fixed
-        if each.gain and each.share * (1 - 1 / each.gain.expected) >= WORTH_SHARE
-    ]
-    unmeasured = [
-        each
-        for each in found.fixed
-        if each.reason == "adapter-missing" and not each.gain and each.share >= WORTH_SHARE
-    ]
-    can = f"Retuned can change {share(found.changeable_share or 0.0)} of kernel time"
-    saving = share(found.expected_saving or 0.0)
-    parts = []
-    if beyond:
-        parts.append(f"possible gains are in families without live change: {_titles(beyond)}")
-    if unmeasured:
-        parts.append(f"gains were never measured for {_titles(unmeasured)}")
-    if parts:
-        line = f"Nothing to gain here with this version: {can} in the running server; "
-        return Conclusion(code="gain-out-of-reach", sentence=line + "; ".join(parts) + ".")
-    line = (
-        f"Nothing to gain here: {can} in the running server, with an expected saving of {saving}."
-    )
-    return Conclusion(code="nothing-to-gain", sentence=line)
-
-
-def _titles(families: Sequence[FixedFamily]) -> str:
-    return ", ".join(f"{each.title} ({share(each.share)})" for each in families[:3])
-
-
 # --- untrusted values -----------------------------------------------------------------------------
 
 
 def cut(value: object, *, limit: int = _LONGEST) -> str:
     """Return untrusted text without control characters, of bounded length."""
     return short(clean(value[: 4 * limit]), limit) if isinstance(value, str) else ""
+
+
+def _count(data: Json, key: str) -> int:
+    return int(min(amount(data, key), _MOST_COUNT))
 
 
 def _texts(data: Json) -> dict[str, str]:

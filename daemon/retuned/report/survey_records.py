@@ -27,6 +27,40 @@ class Gain(Record):
     """Cases of the prior, or the verdict of the experiment."""
 
 
+class Roof(Record):
+    """The time that physics allows, over the time that was measured; 1 is at the roof.
+
+    The work is counted from below: every tensor once, and matrix products alone. So each number is
+    a lower bound of the true ratio, and 1 / number an upper bound of how many times as fast a
+    better kernel can be. A key holds ends of size classes; `low` and `high` are the ends of what it
+    leaves open.
+    """
+
+    low: float | None = None
+    """If all that the key leaves open is favourable: the least work; None with a reason."""
+    high: float | None = None
+    """If nothing of it is: the most work; at most 1; None with a reason."""
+    low_us: float | None = None
+    """Time that physics allows for the least work, microseconds; None over several keys."""
+    high_us: float | None = None
+    """Time that physics allows for the most work, microseconds; None over several keys."""
+    each_us: float | None = None
+    """Measured mean time of one launch, microseconds; None over several keys, or if not timed."""
+    reason: str = ""
+    """Code of `ROOF_REASONS`; empty if there is a distance."""
+    note: str = ""
+    """What is not known; empty if nothing is to be added."""
+
+
+ROOF_REASONS: Mapping[str, str] = {
+    "roof-unknown": "the work does not follow from the key, or the card's peak rates are unknown",
+    "time-unknown": "no launch was timed",
+    "impossibly-fast": "the measured time is below what physics allows: the time, the key or the "
+    "card is wrong",
+}
+"""Codes why there is no distance to the roof, each with its meaning."""
+
+
 class SurveyedKey(Record):
     """One combination of axes that traffic asked for."""
 
@@ -48,6 +82,10 @@ class SurveyedKey(Record):
     """What the server adds, such as the size of the only question."""
     gain: Gain
     """Expected gain at this key."""
+    roof: Roof = Roof()
+    """Distance to the roof at this key."""
+    remarks: tuple[str, ...] = ()
+    """Codes of `REMARKS` that are about this key."""
 
 
 class RankDifference(Record):
@@ -97,6 +135,8 @@ class SurveyedTunable(Record):
     """Keys where processes differ."""
     gain: Gain
     """Over all keys."""
+    roof: Roof = Roof()
+    """Over the keys that have a distance, by their time."""
     saving: float | None
     """Part of kernel time that a change is expected to save; None without a share."""
     ways: tuple[ChangeWay, ...]
@@ -110,9 +150,12 @@ class SurveyedTunable(Record):
 
 
 REMARKS: Mapping[str, str] = {
+    "gain-beyond-roof": "the expected gain needs less time than physics allows, so the gain, the "
+    "time or the key is wrong",
     "graphs-not-counted": "launches inside captured graphs are not timed, so the share is a lower "
     "bound",
     "not-in-all-processes": "some processes do not report this tunable",
+    "roof-partial": "some keys that were timed have no distance to the roof; it is over the others",
     "ranks-differ": "processes resolved one key to different configurations",
     "start-differs": "an earlier start of the server chose another configuration for one key",
     "share-partial": "some keys were not timed, so the share is a lower bound",
@@ -174,6 +217,8 @@ class Survey(Record):
     """Kernel time of the traces, nanoseconds."""
     versions: dict[str, str] = Field(default_factory=dict)
     """Versions that the first process reports."""
+    card: str = ""
+    """Card whose peak rates the roofs have; empty if processes or traces differ or name none."""
     tunables: tuple[SurveyedTunable, ...] = ()
     """Largest expected saving first."""
     fixed: tuple[FixedFamily, ...] = ()

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from retuned import text as words
 from retuned.report.profiles import Json, named, records, section
-from retuned.report.survey_records import REMARKS
+from retuned.report.survey_records import REMARKS, ROOF_REASONS
 from retuned.report.text import add_row, heading, more, new_table
 
 
@@ -18,8 +18,32 @@ def gain_words(row: Json) -> str:
     if not gain or gain.get("source") == "none":
         return words.NOTHING
     low, high = words.significant(gain.get("low")), words.significant(gain.get("high"))
-    span = low if low == high else f"{low} to {high}"
-    return f"{span}{words.TIMES} ({words.label(gain.get('source'))})"
+    return f"{_span(low, high)}{words.TIMES} ({words.label(gain.get('source'))})"
+
+
+def roof_words(row: Json) -> str:
+    """Return which part of its time physics needs, as a range, or the code why it is unknown."""
+    roof = section(row, "roof")
+    if not roof or roof.get("reason"):
+        return words.label(roof.get("reason"))
+    return _span(words.share(roof.get("low")), words.share(roof.get("high")))
+
+
+def allowed_words(row: Json) -> str:
+    """Return the time of one launch that physics allows, as a range."""
+    roof = section(row, "roof")
+    return _span(words.micros(roof.get("low_us")), words.micros(roof.get("high_us")))
+
+
+def roof_reasons(rows: list[Json]) -> dict[str, str]:
+    """Return the codes why some tunables or keys have no distance to the roof, with meanings."""
+    every = [*rows, *(key for row in rows for key in records(row, "asked"))]
+    codes = {str(section(each, "roof").get("reason") or "") for each in every}
+    return {code: meaning for code, meaning in ROOF_REASONS.items() if code in codes}
+
+
+def _span(low: str, high: str) -> str:
+    return low if low == high else f"{low} to {high}"
 
 
 def resolved_words(row: Json) -> str:
@@ -102,6 +126,7 @@ def survey_text(data: Json, *, top: int = 20) -> list[RenderableType]:
     if rows:
         found += [heading("Tunables"), _tunables(rows[:top]), *more(len(rows) - top, "tunable")]
         found += _keys(rows[:top])
+        found += _roofs(rows[:top], card=words.label(data.get("card") or "unknown card"))
         codes = sorted({str(code) for row in rows for code in row.get("remarks") or ()})
         found += [Text(f"{code}: {REMARKS.get(code, code)}", style="dim") for code in codes]
     fixed = records(data, "fixed")
@@ -162,6 +187,34 @@ def _keys(rows: list[Json]) -> list[RenderableType]:
             gain_words(key),
         )
     return [heading("Keys that traffic asked for"), table]
+
+
+def _roofs(rows: list[Json], *, card: str) -> list[RenderableType]:
+    """Return the distance to the roof of each tunable, and of its keys where there is one."""
+    table = new_table("Kernel", "Key", ">Measured", ">Physics allows", ">Roof", "Remarks")
+    for row in rows:
+        name = words.kernel(named(row), 32)
+        keys = [
+            k for k in records(row, "asked")[:8] if section(k, "roof").get("low_us") is not None
+        ]
+        if len(keys) != 1:
+            note = words.label(section(row, "roof").get("note") or words.NOTHING)
+            add_row(table, name, "all timed keys", *2 * [words.NOTHING], roof_words(row), note)
+        for key in keys:
+            codes = ", ".join(words.label(code) for code in key.get("remarks") or ())
+            add_row(
+                table,
+                name,
+                words.short(axes_words(key), 60),
+                words.micros(section(key, "roof").get("each_us")),
+                allowed_words(key),
+                roof_words(key),
+                codes or words.NOTHING,
+            )
+    meanings = [
+        Text(f"{code}: {meaning}", style="dim") for code, meaning in roof_reasons(rows).items()
+    ]
+    return [heading(f"Distance to the roof ({card}; 100 % is at the roof)"), table, *meanings]
 
 
 def _fixed(rows: list[Json]) -> Table:
