@@ -151,7 +151,7 @@ def test_the_example_traces_have_nothing_to_gain(trace: Path) -> None:
 def traced(path: Path, *names: str, last: bool = False) -> Path:
     """Write a trace whose devices are named before or after its events."""
     devices = {"deviceProperties": [{"id": n, "name": name} for n, name in enumerate(names)]}
-    event = {"ph": "X", "cat": "cpu_op", "name": '"deviceProperties": [{"name": "x"}]'}
+    event = {"ph": "X", "name": "a", "args": {"deviceProperties": [{"name": "NVIDIA B200"}]}}
     events = {"traceEvents": [event] * 4_000}
     body = events | devices if last else devices | events
     path.write_text(json.dumps(body), encoding="utf-8")
@@ -167,6 +167,15 @@ def test_a_trace_names_its_card_before_or_after_its_events(tmp_path: Path, last:
     assert card_of_traces([one, other]) == ""
     assert card_of_traces([traced(tmp_path / "3.json", "NVIDIA H200", "NVIDIA L4")]) == ""
     assert card_of_traces([one, traced(tmp_path / "4.json")]) == ""
+
+
+def test_devices_are_found_at_the_end_wherever_a_block_ends(tmp_path: Path) -> None:
+    path = traced(tmp_path / "1.json", "NVIDIA H200", last=True)
+    text = path.read_text(encoding="utf-8")
+    for beyond in (1, 20, 60):  # bytes of the last block that is read
+        spaces = (beyond - len(text)) % (64 << 10)
+        path.write_text(text[:-2] + " " * spaces + text[-2:], encoding="utf-8")
+        assert card_of_traces([path]) == "NVIDIA H200"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from retuned.report.survey_roof import (
     card_of,
     partial,
     roof_of,
+    sampled_steps,
     traced_account,
     whole,
 )
@@ -255,6 +257,62 @@ def test_an_autotuned_kernel_has_no_account() -> None:
     assert row.asked[0].roof.reason == "roof-unknown"
 
 
+# --- sampled steps --------------------------------------------------------------------------------
+
+
+def step(queries: list[int], keys: list[int]) -> samples.Json:
+    return {"sequences": len(queries), "tokens": sum(queries), "queries": queries, "keys": keys}
+
+
+def test_sampled_steps_give_the_distance_of_their_exact_lengths() -> None:
+    body = answer(attending(asked(DECODE, 161.0), asked(PREFILL, 4831.0)))
+    even, uneven = step([1] * 16, [8000] * 16), step([1] * 16, [8000] + [1000] * 15)
+    other = step([1] * 16, [4000] * 16)  # of another class
+    body["steps"]["recent"] = [even, uneven, other, step([8192], [8192])]
+    prefill, decode = only(survey_of(reports={"7": body})).asked
+    # 128,000 and 23,000 keys of 1,024 bytes, and 16 rows of 8,192 bytes in and out: 27.334 and
+    # 4.934 us at 4.8e12 bytes a second
+    assert decode.roof.sampled == round((27.334 + 4.934) / 2 / 161, 4) == 0.1002
+    assert (decode.roof.low, decode.roof.high) == (0.0054, 0.1738)
+    # the whole prompt is the most work of its class
+    assert prefill.roof.sampled == prefill.roof.high == 0.0575
+
+
+def test_a_chunk_of_a_sampled_step_sees_its_window() -> None:
+    steps = sampled_steps([{"steps": {"recent": [step([2, 3], [6, 3])]}}])
+    axes = {"rows": 8, "sequences": 2, "decode": 0, "longest": 8}
+    report = {"family": "attention", "geometry": LLAMA | {"window": [3, 0]}}
+    (work,) = known(account_of(report, axes, alone=True, steps=steps)).sampled
+    # rows see 4 and 4, and 1, 2 and 3 keys; they touch 5 keys and 3 keys
+    assert work.operations == (4 + 4 + 1 + 2 + 3) * 32 * 64 * 4
+    assert work.moved_bytes == (5 + 3) * 2 * 4 * 64 * 2 + 5 * 2 * 32 * 64 * 2
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        step([1] * 300, [9] * 300),
+        step([1, 1], [9]),
+        step([9], [1]),
+        step([0], [1]),
+        step([], []),
+        step([1], [9]) | {"sequences": 2},
+        step([1], [9]) | {"keys": "9"},
+        step([1], [9]) | {"keys": None},
+        {"sequences": 1, "queries": [True], "keys": [9]},
+        {"sequences": 1, "queries": [1.0], "keys": [9]},
+        {"sequences": 1, "queries": [1], "keys": [2**40]},
+    ],
+)
+def test_steps_that_are_not_whole_are_left_out(body: samples.Json) -> None:
+    assert sampled_steps([{"steps": {"recent": [body]}}]) == {}
+
+
+def test_sampled_steps_are_bounded() -> None:
+    many = {"steps": {"recent": [step([1], [9])] * 1000}}
+    assert [len(each) for each in sampled_steps([many] * 9).values()] == [64]
+
+
 # --- properties -----------------------------------------------------------------------------------
 
 powers = st.integers(0, 24).map(lambda n: 2**n)
@@ -297,6 +355,11 @@ def test_every_batch_of_a_key_lies_within_its_account(
     assert found.least.operations <= pairs * one <= found.most.operations
     touched = keys * key_bytes + 2 * rows * 32 * 64 * 2
     assert found.least.moved_bytes <= touched <= found.most.moved_bytes
+    one_step = step([new for new, _ in batch], [sum(each) for each in batch])
+    report = {"family": "attention", "geometry": LLAMA | {"window": window}}
+    steps = sampled_steps([{"steps": {"recent": [one_step]}}])
+    (work,) = known(account_of(report, axes, alone=True, steps=steps)).sampled
+    assert (work.operations, work.moved_bytes) == (pairs * one, touched)
 
 
 @given(powers, powers, powers, st.booleans(), windows, st.sampled_from(["rows", "longest"]))
@@ -424,6 +487,23 @@ def test_experts_of_packed_or_unknown_types_have_no_account(dtype: object) -> No
     assert account_of(report, {"tokens": 64}, alone=True) is None
 
 
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"launches": 1e308, "timed": 0},  # their sum is beyond a float
+        {"launches": 1e308, "timed": 1, "timed_us": 1e308},
+        {"launches": 0, "timed": 5},  # a time of no launch
+        {"launches": 10, "timed": 1e-300, "timed_us": 1e308},
+    ],
+)
+def test_counts_that_no_server_has_give_finite_parts(counts: samples.Json) -> None:
+    keys = [asked(PREFILL, 900.0) | counts, asked(DECODE, 100.0) | counts]
+    row = only(survey_of(reports={"7": answer(attending(*keys))}))
+    for value in (row.share or 0.0, row.gain.expected, *(key.weight for key in row.asked)):
+        assert math.isfinite(value)
+    assert row.roof.reason in ("", "time-unknown")
+
+
 NONSENSE = st.one_of(
     st.sampled_from([float("nan"), float("inf"), -float("inf"), 1e308, -1, 0, 2**70, 10**400]),
     st.none() | st.booleans() | st.text(max_size=6),
@@ -445,12 +525,16 @@ def test_a_report_of_nonsense_never_stops_the_survey(data: st.DataObject) -> Non
         for key in report["asked"]:
             for name in data.draw(st.lists(st.sampled_from(counts), max_size=3)):
                 key[name] = data.draw(NONSENSE)
+    lengths = st.lists(st.integers(-1, 2**33) | NONSENSE, max_size=3)
+    recent = st.fixed_dictionaries({"sequences": NONSENSE, "queries": lengths, "keys": lengths})
+    body["steps"]["recent"] = data.draw(st.lists(recent, max_size=2))
     body["environment"]["device"] = data.draw(NONSENSE | st.just({"name": H200}))
     found = survey_of(reports={"7": body, "8": answer(attending(asked(PREFILL, 1e300)))})
     text = json.dumps(found.model_dump(mode="json"), allow_nan=False)
     harmless(survey_page(json.loads(text)))
     for row in found.tunables:
         for roof in (row.roof, *(key.roof for key in row.asked)):
+            assert roof.sampled is None or not roof.reason
             assert (roof.low is None) == (roof.high is None) == bool(roof.reason)
             assert roof.low is None or 0.0 <= roof.low <= (roof.high or 0.0) <= 1.0
 
@@ -517,7 +601,9 @@ def lines(body: samples.Json) -> list[str]:
 
 def whole_body() -> samples.Json:
     keys = (asked(PREFILL, 200.0), asked(DECODE, 161.0))
-    found = survey_of(reports={"7": answer(attending(*keys), samples.report())})
+    reports = {"7": answer(attending(*keys), samples.report())}
+    reports["7"]["steps"]["recent"] = [step([1] * 16, [8000] * 16)]
+    found = survey_of(reports=reports)
     return found.model_dump(mode="json") | {"files": [], "unread": [], "unanswered": []}
 
 
@@ -529,6 +615,7 @@ def test_the_text_fits_into_100_columns_and_shows_each_distance_whole() -> None:
     for text in (
         "34.8 % to 100.0 %",
         "0.5 % to 17.4 %",
+        "sampled",
         "69.5 \N{MICRO SIGN}s to 278 \N{MICRO SIGN}s",
     ):
         assert text in table, text
@@ -540,5 +627,6 @@ def test_the_text_fits_into_100_columns_and_shows_each_distance_whole() -> None:
 def test_the_page_shows_each_distance_and_its_reason() -> None:
     page = survey_page(whole_body())
     harmless(page)
-    for text in ("0.5 % to 17.4 %", "roof-unknown", "gain-beyond-roof", H200):
+    distances = ("0.5 % to 17.4 %", "sampled 17.0 %")
+    for text in (*distances, "roof-unknown", "gain-beyond-roof", H200):
         assert text in page, text

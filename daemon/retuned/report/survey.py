@@ -158,6 +158,7 @@ class _Server:
     able: int
     """Processes that report tunables."""
     card: str
+    steps: roofs.Steps
 
 
 def _of_servers(
@@ -170,7 +171,8 @@ def _of_servers(
         for report in records(answer, "tunables")[:_REPORTS]:
             by_id[cut(report.get("id"))][process] = report
     able = sum(bool(records(answer, "tunables")) for answer in answers.values())
-    server = _Server(busy_us, able, roofs.card_of(answers.values()))
+    card, steps = roofs.card_of(answers.values()), roofs.sampled_steps(answers.values())
+    server = _Server(busy_us, able, card, steps)
     return [_tunable(id, reports, server, traced, past.get(id)) for id, reports in by_id.items()]
 
 
@@ -255,7 +257,7 @@ def _keys(
         one = group[0]
         prior = prior_of(family, kernel, how=one.how, axes=one.axes, block=block)
         gain = _from_past(past) if past and one.how != "table" else gain_of(prior)
-        account = roofs.account_of(report, one.axes, alone=server.able == 1)
+        account = roofs.account_of(report, one.axes, alone=server.able == 1, steps=server.steps)
         roof = roofs.roof_of(account, card=server.card, each_us=_mean_us(group))
         keys.append(
             SurveyedKey(

@@ -40,6 +40,9 @@ class Roof(Record):
     """If all that the key leaves open is favourable: the least work; None with a reason."""
     high: float | None = None
     """If nothing of it is: the most work; at most 1; None with a reason."""
+    sampled: float | None = None
+    """Mean over steps of this size whose lengths the server sampled: an estimate between the ends,
+    not a bound; None without such steps, and over several keys."""
     low_us: float | None = None
     """Time that physics allows for the least work, microseconds; None over several keys."""
     high_us: float | None = None

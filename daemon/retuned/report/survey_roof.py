@@ -17,12 +17,15 @@ from dataclasses import dataclass
 from retuned.lab.physics import CARD_PEAKS, Peak, Work, roof_us
 from retuned.report.profiles import Json, records, section
 from retuned.report.survey_records import Gain, Roof
+from retuned.runtime.tunables.records import bucket as size_class
 from retuned.stages.verdict import JudgeSettings
 
 SLACK = JudgeSettings().physics_slack
 """A time below this part of the roof contradicts it; clocks can run above the data sheet's."""
 _MOST_SIZE = 2**31
 """Largest number that is accepted as a length of a tensor."""
+_MOST_STEPS, _MOST_SEQUENCES = 64, 256
+"""Sampled steps of a process and of a size class, and sequences of a step, that are read."""
 _MOST_LAUNCHED = 2**53
 """Largest number that is accepted as an axis of a launch."""
 _BYTES: Mapping[str, int] = {
@@ -64,6 +67,22 @@ class Account:
     """If all that the key leaves open is favourable."""
     most: Work
     """If nothing of it is."""
+    sampled: tuple[Work, ...] = ()
+    """Of steps of this size whose lengths the server sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Lengths of one sampled step."""
+
+    queries: tuple[int, ...]
+    """New rows of each sequence."""
+    keys: tuple[int, ...]
+    """Keys of each sequence after the step."""
+
+
+Steps = Mapping[tuple[int, ...], Sequence[Step]]
+"""Sampled steps by size class: rows, sequences, decode, longest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +94,9 @@ class _Range:
 # --- accounts by family ---------------------------------------------------------------------------
 
 
-def account_of(report: Json, axes: Mapping[str, int], *, alone: bool) -> Account | None:
+def account_of(
+    report: Json, axes: Mapping[str, int], *, alone: bool, steps: Steps | None = None
+) -> Account | None:
     """Return the work of one launch with a key of a server's tunable; None if it does not follow.
 
     An autotuned kernel has no account: its key holds the elements of its largest tensor, and
@@ -90,16 +111,18 @@ def account_of(report: Json, axes: Mapping[str, int], *, alone: bool) -> Account
     alone
         Whether one process reports tunables. With several, experts may be spread over them, and
         none of a token's experts is certain to be in this one.
+    steps
+        Sampled steps, for attention.
     """
     family, geometry = report.get("family"), section(report, "geometry")
     if family == "attention":
-        return _attention(geometry, axes)
+        return _attention(geometry, axes, steps or {})
     if family == "moe":
         return _experts(geometry, axes, alone=alone)
     return None
 
 
-def _attention(geometry: Json, axes: Mapping[str, int]) -> Account | None:
+def _attention(geometry: Json, axes: Mapping[str, int], steps: Steps) -> Account | None:
     """Account for attention over a paged cache, causal, with or without a window.
 
     Least: sequences but the longest are as short as their rows allow, and their keys may be the
@@ -126,6 +149,8 @@ def _attention(geometry: Json, axes: Mapping[str, int]) -> Account | None:
     keys = min(keys, rows.high + most_sequences * (window - 1))
     key_bytes = 2 * kv_heads * size * kv_item
     operations = 4 * heads * size
+    row_bytes = 2 * heads * size * item
+    alike = steps.get(tuple(axes[n] for n in ("rows", "sequences", "decode", "longest")), ())
     return Account(
         least=Work(
             moved_bytes=earlier * key_bytes,
@@ -133,12 +158,32 @@ def _attention(geometry: Json, axes: Mapping[str, int]) -> Account | None:
             operand_bytes=item,
         ),
         most=Work(
-            moved_bytes=keys * key_bytes + 2 * rows.high * heads * size * item,
+            moved_bytes=keys * key_bytes + rows.high * row_bytes,
             operations=operations
             * _pairs(rows.high, sequences=most_sequences, longest=longest.high, window=window),
             operand_bytes=item,
         ),
+        sampled=tuple(
+            Work(
+                moved_bytes=_touched(step, window) * key_bytes + sum(step.queries) * row_bytes,
+                operations=_exact_pairs(step, window) * operations,
+                operand_bytes=item,
+            )
+            for step in alike
+        ),
     )
+
+
+def _touched(step: Step, window: int) -> int:
+    """Return the keys that the rows of a step see, each once."""
+    lengths = zip(step.queries, step.keys, strict=True)
+    return sum(min(keys, rows + window - 1) for rows, keys in lengths)
+
+
+def _exact_pairs(step: Step, window: int) -> int:
+    """Return the pairs of a row and a key that it sees, of a step with known lengths."""
+    lengths = zip(step.queries, step.keys, strict=True)
+    return sum(_seen(keys, window) - _seen(keys - rows, window) for rows, keys in lengths)
 
 
 def _least_pairs(rows: _Range, sequences: _Range, longest: _Range, window: int, decode: int) -> int:
@@ -272,6 +317,31 @@ def card_of(answers: Iterable[Json]) -> str:
     return names.pop() if len(names) == 1 else ""
 
 
+def sampled_steps(answers: Iterable[Json]) -> Steps:
+    """Return the steps whose lengths servers sampled, by size class; others are left out."""
+    found: dict[tuple[int, ...], list[Step]] = {}
+    for answer in answers:
+        for body in records(section(answer, "steps"), "recent")[:_MOST_STEPS]:
+            queries, keys = (_lengths(body.get(name)) for name in ("queries", "keys"))
+            if not queries or len(queries) != len(keys) or body.get("sequences") != len(queries):
+                continue
+            if any(row > key for row, key in zip(queries, keys, strict=True)):
+                continue
+            sizes = (sum(queries), len(queries), int(max(queries) == 1), max(keys))
+            alike = found.setdefault(tuple(size_class(each) for each in sizes), [])
+            if len(alike) < _MOST_STEPS:
+                alike.append(Step(queries, keys))
+    return found
+
+
+def _lengths(value: object) -> tuple[int, ...]:
+    """Return the lengths of sequences; nothing if one of them is not a length."""
+    if not isinstance(value, list) or len(value) > _MOST_SEQUENCES:
+        return ()
+    found = [_length(each) for each in value]
+    return tuple(each for each in found if each) if all(found) else ()
+
+
 # --- the distance ---------------------------------------------------------------------------------
 
 
@@ -298,7 +368,9 @@ def roof_of(account: Account | None, *, card: str, each_us: float | None) -> Roo
     if each_us < SLACK * low_us:
         return found.model_copy(update={"reason": "impossibly-fast"})
     low, high = (round(min(us / each_us, 1.0), 4) for us in (low_us, high_us))
-    return found.model_copy(update={"low": low, "high": high})
+    sampled = [roof_us(work, peak) for work in account.sampled]
+    mean = round(min(sum(sampled) / len(sampled) / each_us, 1.0), 4) if sampled else None
+    return found.model_copy(update={"low": low, "high": high, "sampled": mean})
 
 
 def _micros(value: float | None) -> float | None:
@@ -324,8 +396,9 @@ def whole(keys: Sequence[tuple[float, Roof]]) -> Roof:
     total = sum(weight for weight, _ in known)
     if not known or not math.isfinite(total):
         first = next((each for _, each in keys if each.reason), None)
-        reason, note = (first.reason, first.note) if first else ("roof-unknown", "")
-        return Roof(reason=reason, note=note)
+        if first is not None:
+            return Roof(reason=first.reason, note=first.note)
+        return Roof(reason="time-unknown" if keys else "roof-unknown")
     low = sum(weight * (each.low or 0.0) for weight, each in known) / total
     high = sum(weight * (each.high or 0.0) for weight, each in known) / total
     return Roof(low=round(low, 4), high=round(max(low, high), 4))

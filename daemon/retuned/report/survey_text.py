@@ -201,7 +201,10 @@ def _roofs(rows: list[Json], *, card: str) -> list[RenderableType]:
             note = words.label(section(row, "roof").get("note") or words.NOTHING)
             add_row(table, name, "all timed keys", *2 * [words.NOTHING], roof_words(row), note)
         for key in keys:
-            codes = ", ".join(words.label(code) for code in key.get("remarks") or ())
+            notes = [words.label(code) for code in key.get("remarks") or ()]
+            sampled = section(key, "roof").get("sampled")
+            if sampled is not None:
+                notes.insert(0, f"sampled {words.share(sampled)}")
             add_row(
                 table,
                 name,
@@ -209,7 +212,7 @@ def _roofs(rows: list[Json], *, card: str) -> list[RenderableType]:
                 words.micros(section(key, "roof").get("each_us")),
                 allowed_words(key),
                 roof_words(key),
-                codes or words.NOTHING,
+                ", ".join(notes) or words.NOTHING,
             )
     meanings = [
         Text(f"{code}: {meaning}", style="dim") for code, meaning in roof_reasons(rows).items()
