@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from retuned.report.survey_roof import (
 )
 from retuned.report.survey_text import survey_text
 
+ROOT = Path(__file__).resolve().parents[2]
 H200 = "NVIDIA H200"
 LLAMA: samples.Json = {
     "query_heads": 32,
@@ -427,10 +429,10 @@ def test_an_unknown_card_is_never_guessed(card: str) -> None:
 def test_processes_on_different_cards_have_no_card() -> None:
     one = attending(asked(PREFILL, 4831.0))
     both = {"7": answer(one), "8": answer(one, card="NVIDIA L4")}
-    assert card_of(both.values()) == ""
+    assert card_of(list(both.values())) == ""
     assert only(survey_of(reports=both)).roof.reason == "roof-unknown"
     silent = {"7": answer(one), "8": samples.answer(one)}
-    assert card_of(silent.values()) == ""
+    assert card_of(list(silent.values())) == ""
     assert card_of([answer(one), samples.answer()]) == H200  # a process without kernels is no rank
 
 
@@ -537,6 +539,56 @@ def test_a_report_of_nonsense_never_stops_the_survey(data: st.DataObject) -> Non
             assert roof.sampled is None or not roof.reason
             assert (roof.low is None) == (roof.high is None) == bool(roof.reason)
             assert roof.low is None or 0.0 <= roof.low <= (roof.high or 0.0) <= 1.0
+
+
+def test_launches_of_a_capture_do_not_have_the_lengths_of_their_key() -> None:
+    keys = [asked(DECODE, 161.0) | {"captured": 16}, asked(PREFILL, 4831.0)]
+    row = only(survey_of(reports={"7": answer(attending(*keys))}))
+    prefill, decode = row.asked
+    assert (decode.roof.reason, decode.roof.low_us) == ("roof-unknown", None)
+    assert prefill.roof.low == row.roof.low
+    assert row.remarks == ("graphs-not-counted", "roof-partial")
+    moe = samples.moe("default", tokens=1024)
+    moe["asked"][0]["captured"] = 16  # tokens are the shape of the launch itself
+    assert only(survey_of(reports={"7": answer(moe)})).roof.reason == ""
+
+
+# --- a real server --------------------------------------------------------------------------------
+
+
+def measured(case: str) -> samples.Json:
+    """Return what a server on an H200 reported, and what searches measured there."""
+    path = ROOT / "benchmarks" / "results" / "vllm_live_h200.json"
+    body: samples.Json = json.loads(path.read_text(encoding="utf-8"))["cases"][case]
+    return body
+
+
+@pytest.mark.parametrize("case", ["attention", "moe", "mamba2"])
+def test_no_launch_of_a_real_server_is_faster_than_its_roof(case: str) -> None:
+    body = measured(case)
+    reports = []
+    for each in body["asked"]:
+        _, family, kernel, _ = each["id"].split(":")
+        reports.append(each | {"family": family, "kernel": kernel})
+    found = survey_of(reports={"7": answer(*reports, card=body["device"]["name"])})
+    keys = [key for row in found.tunables for key in row.asked]
+    assert len(keys) >= 10
+    expected = {"roof-unknown"} if case == "mamba2" else {"", "roof-unknown"}
+    assert {key.roof.reason for key in keys} <= expected
+    assert not any("gain-beyond-roof" in row.remarks for row in found.tunables)
+
+
+@pytest.mark.parametrize("case", ["attention", "moe"])
+def test_no_configuration_that_a_search_found_is_faster_than_its_roof(case: str) -> None:
+    body = measured(case)
+    report = {"family": case, "geometry": body["asked"][0]["geometry"]}
+    for search in body["search"]:
+        account = account_of(report, search["axes"], alone=True)
+        roof = roof_of(account, card=H200, each_us=search["best_us"])
+        assert roof.reason == "", search["axes"]
+        ratio = search["in_force_us"] / search["best_us"]
+        gain = Gain(low=1.0, high=ratio, expected=ratio, source="experiment")
+        assert not beyond(roof_of(account, card=H200, each_us=search["in_force_us"]), gain)
 
 
 # --- over keys, and remarks -----------------------------------------------------------------------

@@ -99,7 +99,7 @@ def survey_of(
     known = past or {}
     traced = _Traced.of(profile, card=cut(card))
     rows = _of_servers(answers, traced, known)
-    card = cut(roofs.card_of(answers.values())) if rows else traced.card
+    card = cut(roofs.card_of(list(answers.values()))) if rows else traced.card
     rows = [_since(row, before) for row in rows] if before else rows
     if not rows:
         rows = _of_traces(traced)
@@ -157,8 +157,7 @@ class _Server:
     """By process."""
     able: int
     """Processes that report tunables."""
-    card: str
-    steps: roofs.Steps
+    facts: roofs.Facts
 
 
 def _of_servers(
@@ -171,8 +170,7 @@ def _of_servers(
         for report in records(answer, "tunables")[:_REPORTS]:
             by_id[cut(report.get("id"))][process] = report
     able = sum(bool(records(answer, "tunables")) for answer in answers.values())
-    card, steps = roofs.card_of(answers.values()), roofs.sampled_steps(answers.values())
-    server = _Server(busy_us, able, card, steps)
+    server = _Server(busy_us, able, roofs.facts_of(list(answers.values())))
     return [_tunable(id, reports, server, traced, past.get(id)) for id, reports in by_id.items()]
 
 
@@ -257,13 +255,19 @@ def _keys(
         one = group[0]
         prior = prior_of(family, kernel, how=one.how, axes=one.axes, block=block)
         gain = _from_past(past) if past and one.how != "table" else gain_of(prior)
-        account = roofs.account_of(report, one.axes, alone=server.able == 1, steps=server.steps)
-        roof = roofs.roof_of(account, card=server.card, each_us=_mean_us(group))
+        captured = sum(each.captured for each in group)
+        roof = roofs.key_roof(
+            report,
+            one.axes,
+            facts=server.facts,
+            each_us=_mean_us(group),
+            captured=captured > 0,
+        )
         keys.append(
             SurveyedKey(
                 axes=dict(one.axes),
                 launches=sum(each.launches for each in group),
-                captured=sum(each.captured for each in group),
+                captured=captured,
                 weight=sum(weight(each) for each in group) / total,
                 how=one.how,
                 config=one.config,

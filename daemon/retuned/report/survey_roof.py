@@ -11,7 +11,7 @@ bound of the time, and the distance to it an upper bound of what a better kernel
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from retuned.lab.physics import CARD_PEAKS, Peak, Work, roof_us
@@ -307,7 +307,7 @@ def _bytes_of(name: object) -> int | None:
     return _BYTES.get(name) if isinstance(name, str) else None
 
 
-def card_of(answers: Iterable[Json]) -> str:
+def card_of(answers: Sequence[Json]) -> str:
     """Return the name of the card of the processes that report tunables; empty if they differ."""
     names = {
         str(section(section(answer, "environment"), "device").get("name") or "")
@@ -317,7 +317,7 @@ def card_of(answers: Iterable[Json]) -> str:
     return names.pop() if len(names) == 1 else ""
 
 
-def sampled_steps(answers: Iterable[Json]) -> Steps:
+def sampled_steps(answers: Sequence[Json]) -> Steps:
     """Return the steps whose lengths servers sampled, by size class; others are left out."""
     found: dict[tuple[int, ...], list[Step]] = {}
     for answer in answers:
@@ -342,7 +342,40 @@ def _lengths(value: object) -> tuple[int, ...]:
     return tuple(each for each in found if each) if all(found) else ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What concerns the roofs of all tunables of a server."""
+
+    card: str
+    """Name of the card; empty if processes differ."""
+    alone: bool
+    """Whether one process reports tunables."""
+    steps: Steps
+    """Sampled steps of all processes."""
+
+
+def facts_of(answers: Sequence[Json]) -> Facts:
+    """Return the facts of the answers of a server's processes."""
+    able = sum(bool(records(answer, "tunables")) for answer in answers)
+    return Facts(card=card_of(answers), alone=able == 1, steps=sampled_steps(answers))
+
+
 # --- the distance ---------------------------------------------------------------------------------
+
+
+def key_roof(
+    report: Json, axes: Mapping[str, int], *, facts: Facts, each_us: float | None, captured: bool
+) -> Roof:
+    """Return the distance of one key of a server's tunable.
+
+    Attention that was launched during a capture has none: the capture and its warm-up, which is
+    timed, name the longest sequence that the server allows and work on short ones.
+    """
+    account = account_of(report, axes, alone=facts.alone, steps=facts.steps)
+    if captured and account and report.get("family") == "attention":
+        note = "lengths of a capture's warm-up are not in the key"
+        return Roof(each_us=_micros(each_us), reason="roof-unknown", note=note)
+    return roof_of(account, card=facts.card, each_us=each_us)
 
 
 def roof_of(account: Account | None, *, card: str, each_us: float | None) -> Roof:
