@@ -30,10 +30,10 @@ class Gain(Record):
 class Roof(Record):
     """The time that physics allows, over the time that was measured; 1 is at the roof.
 
-    The work is counted from below: every tensor once, and matrix products alone. So each number is
-    a lower bound of the true ratio, and 1 / number an upper bound of how many times as fast a
-    better kernel can be. A key holds ends of size classes; `low` and `high` are the ends of what it
-    leaves open.
+    The work is counted from below: every tensor once, and matrix products alone. A key holds ends
+    of size classes, so `low` and `high` are the ends of what it leaves open. 1 / `low` is an upper
+    bound of how many times as fast a better kernel can be; 1 / `high` is one for launches with the
+    most work only.
     """
 
     low: float | None = None

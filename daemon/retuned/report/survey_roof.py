@@ -4,8 +4,9 @@ Pure. The work of a launch is counted from its key and what is fixed about the t
 upper ends of size classes, so the account is a range. Reports are untrusted: a number that is
 missing, negative, huge or of another type makes the roof unknown.
 
-The work is counted from below: every tensor once, matrix products alone. So the roof is a lower
-bound of the time, and the distance to it an upper bound of what a better kernel can save.
+The work is counted from below: every tensor once, matrix products alone. So the roof of the least
+work is a lower bound of the time, and the distance to it an upper bound of what a better kernel can
+save.
 """
 
 from __future__ import annotations
