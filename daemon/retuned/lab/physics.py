@@ -77,9 +77,7 @@ CARD_PEAKS: Mapping[str, Peak] = {
     "AMD Instinct MI210": _card(1_638, 22.6, 181, 181, cache_mib=8),
     "AMD Instinct MI250X": _card(1_638, 23.9, 191.5, 191.5, cache_mib=8),  # one of two dies
     "AMD Instinct MI300X": _card(5_300, 163.4, 1_307.4, 2_614.9, cache_mib=256),
-    "AMD Instinct MI300X VF": _card(
-        5_300, 163.4, 1_307.4, 2_614.9, cache_mib=256
-    ),  # passed through
+    "AMD Instinct MI300X VF": _card(5_300, 163.4, 1_307.4, 2_614.9, cache_mib=256),
     "AMD Instinct MI325X": _card(6_000, 163.4, 1_307.4, 2_614.9, cache_mib=256),
     "AMD Instinct MI350X": _card(8_000, 144.2, 2_306.9, 4_613.7, cache_mib=256),
     "AMD Instinct MI355X": _card(8_000, 157.3, 2_516.6, 5_033.2, cache_mib=256),
