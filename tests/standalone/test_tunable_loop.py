@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,10 @@ from retuned.errors import HarnessError, MissingDependency
 from retuned.experiment.tunables import TunableLab
 from retuned.ports import Finding
 from retuned.stages.experiment import ExperimentPlan
+from retuned.stages.watch import EndToEndSettings, Served, ServerResponse
+from retuned.standalone import end_to_end
 from retuned.standalone.context import RecordKind
+from retuned.standalone.daemon import Loop
 
 
 class NothingToGain(ScriptedLab):
@@ -88,6 +92,73 @@ def test_a_table_that_is_wrong_live_serves_nothing_and_is_rolled_back(tuned: Tun
     reasons = {reason for _, reason in tuned.trail(id)}
     assert "table-shadow-mismatch" in " ".join(reasons) or "tripped" in " ".join(reasons), reasons
     assert server.launch(2) == 16
+
+
+@dataclass
+class Users:
+    """Asks the server as its users do: it is as fast as the block that runs."""
+
+    tuned: TunableWorld
+    faster: bool = True
+    blocks: list[int] = field(default_factory=list)
+    dies_at: int | None = None
+
+    def serve(self) -> Served:
+        blocks = {each.launch(1) for each in self.tuned.servers}
+        assert len(blocks) == 1, "all processes are switched"
+        self.blocks.append(blocks.pop())
+        if len(self.blocks) == self.dies_at:
+            raise KeyboardInterrupt
+        self.tuned.world.clock.advance(1.0)
+        wall_s = 0.4 if self.faster and self.blocks[-1] == 256 else 1.0
+        answers = (ServerResponse(tokens=("word",) * 32, ttft_s=0.1, tpot_s=0.1),) * 32
+        return Served(answers=answers, wall_s=wall_s * (1.0 + 0.002 * (len(self.blocks) % 3)))
+
+
+def measured(tuned: TunableWorld, users: Users) -> str:
+    """Put a table in force that the policy wants measured, and let the daemon measure it."""
+    tuned.permit(validation={"endToEnd": "required"})
+    ctx = tuned.world.loop.ctx
+    settings = replace(ctx.settings, end_to_end=EndToEndSettings(looks=(4, 8)))
+    tuned.world.loop = Loop(replace(ctx, end_to_end=users, settings=settings))
+    id = tuned.swap()
+    tuned.look(6)
+    return id
+
+
+def test_a_table_is_switched_off_and_on_and_kept_for_what_the_server_gains(
+    tuned: TunableWorld,
+) -> None:
+    tuned.start()
+    tuned.start()
+    users = Users(tuned)
+    id = measured(tuned, users)
+    assert set(users.blocks) == {16, 256}
+    assert tuned.phase(id) == "Promoted", tuned.trail(id)
+    assert "end-to-end-pass" in dict(tuned.trail(id))
+    assert [each.launch(1) for each in tuned.servers] == [256, 256]
+
+
+def test_a_table_from_which_the_server_gains_nothing_is_rolled_back(tuned: TunableWorld) -> None:
+    server = tuned.start()
+    users = Users(tuned, faster=False)
+    id = measured(tuned, users)
+    assert tuned.phase(id) == "RolledBack", tuned.trail(id)
+    assert "end-to-end-fail" in dict(tuned.trail(id))
+    assert server.launch(1) == 16
+
+
+def test_a_daemon_that_was_killed_while_a_table_was_off_switches_it_on(tuned: TunableWorld) -> None:
+    server = tuned.start()
+    users = Users(tuned, dies_at=2)
+    with pytest.raises(KeyboardInterrupt):
+        measured(tuned, users)
+    # a kill leaves the table off, which an exception does not
+    tuned.world.loop.ctx.swapper.bypass(tuned.tunable()["definition"], on=True)
+    assert server.launch(1) == 16
+    tuned.restart_daemon()
+    end_to_end.switch_on(tuned.world.loop.ctx)
+    assert server.launch(1) == 256
 
 
 def test_all_processes_of_a_server_get_the_table(tuned: TunableWorld) -> None:

@@ -75,6 +75,8 @@ class FileReport(BaseModel):
     reason: _Text = ""
     checks: CheckCounts | None = None
     """None of a file, whose launches are not compared."""
+    bypassed: bool = False
+    """Whether the server's choice runs for a while although a table is in force."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +133,7 @@ def entry_state(definition: str, process: Process, _name: str) -> SlotState:
         launches={},
         tripped=_tripped(entry),
         counted=False,
+        bypassed=entry is not None and entry.bypassed,
     )
 
 
@@ -480,12 +483,25 @@ class ChangeSwapper:
         Raises
         ------
         CandidateError
-            ``not-switchable``.
+            ``not-switchable``, or the server's reason.
+        TemporaryError
+            If a process does not answer; others may have switched.
         """
-        if definition in self._changes.known():
-            detail = f"{definition} has a file or a table, which cannot be bypassed"
+        kind = self._changes.known().get(definition)
+        if kind is None:
+            self._kernels.bypass(definition, on=on)
+            return
+        if kind != TABLE:
+            detail = f"{definition} has a file, which cannot be bypassed"
             raise CandidateError("not-switchable", detail=detail)
-        self._kernels.bypass(definition, on=on)
+        every = self._files.processes(tables=True)
+        for name, process in every.items():
+            if not process.takes(definition, TABLE):
+                continue
+            request = {"op": "tunable-bypass", "definition": definition, "on": on}
+            answer = self._files.tell(process.path, request | {"term": self._term()})
+            if answer is None:
+                raise TemporaryError(f"{name} no longer listens", delay_s=RETRY_S)
 
     def ramp(
         self, order: SwapOrder, *, fraction: float, excluded: Sequence[tuple[int, ...]]

@@ -111,7 +111,7 @@ def follows(ctx: Context, proposal: Proposal) -> tuple[Consequence, str, str]:
         log.warning("%s waits for a policy that can be read: %s", proposal.definition, error)
         return Consequence.WAIT, "", ""
     report = _report_of(ctx, proposal.id)
-    if report is None and tuned_files.is_change(ctx, proposal.id):
+    if report is None and tuned_files.is_fixed(ctx, proposal.id):
         report = not_measured(EndToEndReason.NOT_SWITCHABLE, "", predicted=0.0)
     if report is None and ctx.end_to_end is None:
         report = not_measured(EndToEndReason.NO_ENDPOINT, "", predicted=0.0)
@@ -149,7 +149,7 @@ def _is_due(ctx: Context, order: SwapOrder) -> bool:
     stored = ctx.store.get(RecordKind.PROPOSAL, order.proposal)
     if order.kind is not SwapKind.SWAP or stored is None or stored.phase not in UNDER_WAY:
         return False
-    if tuned_files.is_change(ctx, order.proposal):
+    if tuned_files.is_fixed(ctx, order.proposal):
         return False
     try:
         if rule_for(ctx, order.definition) is EndToEndRule.OFF:

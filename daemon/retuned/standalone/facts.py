@@ -413,8 +413,8 @@ def _end_to_end(ctx: Context, resource: LocalProposal) -> EndToEndFact:
 def _unavailable(ctx: Context, record: Proposal) -> str:
     """Return what the policy requires and this machine cannot do; empty if there is nothing.
 
-    All launches use a row of a tuned file or none does: such a change has no canary, and it cannot
-    be switched off and on for a measurement.
+    All launches use a row of a tuned file or a table, or none does: such a change has no canary. A
+    file cannot be switched off and on for a measurement.
     """
     try:
         limits = ctx.policy_limits(record.definition)
@@ -422,10 +422,12 @@ def _unavailable(ctx: Context, record: Proposal) -> str:
         return ""  # nothing starts without a readable policy
     if limits is None:
         return ""
-    change = tuned_files.is_change(ctx, record.id)
-    if limits.end_to_end is EndToEndRule.REQUIRED and (change or ctx.end_to_end is None):
+    measurable = ctx.end_to_end is not None and not tuned_files.is_fixed(ctx, record.id)
+    if limits.end_to_end is EndToEndRule.REQUIRED and not measurable:
         return "end-to-end-unavailable"
-    if change and (limits.canary.steps or limits.canary.shadow_first):
+    if tuned_files.is_change(ctx, record.id) and (
+        limits.canary.steps or limits.canary.shadow_first
+    ):
         return "canary-not-possible"
     return ""
 

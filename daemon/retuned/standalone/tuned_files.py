@@ -335,6 +335,12 @@ def is_change(ctx: Context, proposal: str) -> bool:
     return ctx.store.get(RecordKind.FILE_CHANGE, proposal) is not None
 
 
+def is_fixed(ctx: Context, proposal: str) -> bool:
+    """Whether what a proposal changes cannot be switched off and on: a file, not a table."""
+    stored = ctx.store.get(RecordKind.FILE_CHANGE, proposal)
+    return stored is not None and stored.body.get("format") != TABLE
+
+
 def folder_of(ctx: Context, order: SwapOrder) -> Path:
     """Return the signed folder of a change for the server to check.
 

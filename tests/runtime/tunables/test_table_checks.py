@@ -121,6 +121,19 @@ def table(tunables: Tunables) -> dict[str, Any]:
     return dict(report["table"])
 
 
+def test_a_bypassed_table_neither_serves_nor_is_checked(tunables: Tunables) -> None:
+    kernel = tuner()
+    assert doubles(kernel)
+    swap(tunables, WRONG)  # it would end at its first launch
+    (tunable,) = tunables.registry
+    assert tunables.bypass({"definition": tunable.id, "on": True})["bypassed"] is True
+    assert all(doubles(kernel) for _ in range(3))
+    assert (table(tunables)["matched"], table(tunables)["state"]) == (0, "engaged")
+    tunables.bypass({"definition": tunable.id, "on": False})
+    assert doubles(kernel)
+    assert (table(tunables)["matched"], table(tunables)["state"]) == (1, "lost")
+
+
 def test_a_right_table_is_checked_and_serves(tunables: Tunables) -> None:
     kernel = tuner()
     assert doubles(kernel)

@@ -245,6 +245,30 @@ def test_a_capture_that_fails_leaves_the_table_known_and_is_not_tried_for_ever(
     assert world.back(result)["outcome"] == "engaged"
 
 
+def test_a_bypass_exchanges_graphs_and_captures_none(world: World) -> None:
+    name = world.ids[0]
+    swapped = world.swap(table(name, captures=[16]))
+    for on in (True, True, False, False):
+        said = world.service.bypass({"definition": name, "on": on})
+        assert said["bypassed"] is on
+        assert world.report(name)["table"]["captured"] == ([] if on else [16])
+        world.service.housekeeping()
+    assert world.graphs.log == [("capture", (16,)), ("restore", (16,))]
+    (status,) = world.service.state({"orders": True})["files"]
+    assert (status["state"], status["bypassed"]) == ("engaged", False)
+    world.service.bypass({"definition": name, "on": True})
+    world.back(swapped)
+    assert world.service.bypass({"definition": name, "on": True}) == {"bypassed": False}
+
+
+@pytest.mark.parametrize("request_", [{"on": True}, {"definition": "tunable:x:y:0", "on": True}])
+def test_a_bypass_of_what_is_not_there_is_refused(world: World, request_: dict[str, Any]) -> None:
+    with raises_code(Refused, "unknown-tunable"):
+        world.service.bypass(request_)
+    with raises_code(Refused, "bad-request"):
+        world.service.bypass({"definition": world.ids[0], "on": "yes"})
+
+
 def test_graphs_of_a_table_that_ended_are_put_back_without_a_daemon(world: World) -> None:
     name = world.ids[0]
     world.swap(table(name, captures=[16]))

@@ -58,11 +58,7 @@ class Captures:
 
     def _in_force(self) -> str:
         """Name all tables in force: a captured graph holds the choices of all."""
-        tables = {
-            each.id: each.table.digest
-            for each in self._registry
-            if each.table is not None and not each.tripped
-        }
+        tables = {each.id: each.acting.digest for each in self._registry if each.acting is not None}
         return digest_of_text(canonical(tables))
 
     def capture(self, tunable: Tunable, *, most_s: float = 0.0) -> float:
@@ -99,7 +95,7 @@ class Captures:
         return [
             each
             for each in _captures(tunable)
-            if not tunable.tripped
+            if tunable.acting is not None
             and each.size not in tunable.captured_sizes
             and tunable.uncaptured.get(each.size, 0) < _TRIES
         ]
@@ -124,6 +120,26 @@ class Captures:
             self._steps.at_safe_point(lambda worker: self.restore(worker, sizes))
         except Refused as error:
             log.info("graphs of %s are restored later: %s", tunable.id, error)
+
+    def bypass(self, tunable: Tunable, *, on: bool) -> float:
+        """Let a tunable run the server's choice for a while, or its table again.
+
+        Graphs are exchanged with it; no graph is captured for that. Returns how long the launching
+        thread was held, microseconds.
+
+        Raises
+        ------
+        Refused
+            ``no-safe-point``.
+        """
+
+        def switch(worker: Any) -> None:  # noqa: ANN401 - the server's
+            self.restore(worker, tunable.captured_sizes)
+            tunable.bypassed = on
+            if not on and worker is not None:
+                tunable.captured_sizes = self.again(tunable.table)
+
+        return self._steps.at_safe_point(switch)[1]
 
     def reach(self, tunable: Tunable) -> str:
         """Return whether graphs still launch what was in force before where rules apply."""

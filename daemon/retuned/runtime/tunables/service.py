@@ -153,6 +153,7 @@ class Tunables:
             "tunable-prepare": self.prepare,
             "tunable-commit": self.commit,
             "tunable-rollback": self.rollback,
+            "tunable-bypass": self.bypass,
         }
 
     # --- reports ----------------------------------------------------------------------------------
@@ -224,6 +225,7 @@ class Tunables:
             **held,
             "detail": "",
             "reach": self.captures.reach(tunable) if tunable is not None else "all",
+            "bypassed": tunable is not None and tunable.bypassed,
             "checks": checks,
         }
 
@@ -390,6 +392,28 @@ class Tunables:
                 return {"already": True, **done}
             self._prepared.pop(order.undoes, None)
             return {"already": False, **self._exchange(tunable, order, self._below(order))}
+
+    def bypass(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Run the server's choice for a while without changing the order in force, or no longer.
+
+        Raises
+        ------
+        Refused
+            ``bad-request``, ``unknown-tunable`` or ``no-safe-point``.
+        """
+        self._check_on()
+        on = request.get("on")
+        if not isinstance(on, bool):
+            raise Refused("bad-request", detail="a boolean 'on' is needed")
+        self._fence().admit(request)
+        tunable = self._known(str(request.get("definition")))
+        with self._lock:
+            if tunable.table is None:
+                return {"bypassed": False}
+            held_us = 0.0
+            if tunable.bypassed != on:
+                held_us = self.captures.bypass(tunable, on=on)
+            return {"bypassed": on, "pause_us": round(held_us, 1)}
 
     def _below(self, order: TableOrder) -> Table | None:
         """Return the table that an order goes back to; None is the original."""

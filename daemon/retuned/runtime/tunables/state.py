@@ -138,6 +138,8 @@ class Tunable:
         """Arguments that a launch may write, where its source tells; see `written_by`."""
         self.tripped = ""
         """Why the table in force has ended in this process; empty if it has not."""
+        self.bypassed = False
+        """Whether the server's choice runs for a while although a table is in force."""
         self.cold: tuple[Rule, ...] = ()
         """Rules that are not compiled yet: their sizes keep the server's choice."""
         self.uncaptured: dict[int, int] = {}
@@ -168,14 +170,19 @@ class Tunable:
         sized.launches += 1
         if len(sized.sizes) < _MAX_SIZES and capturing():
             sized.sizes.add(axes[self.axes[0]])
-        table = self.table
-        config = table.choose(axes) if table is not None and not self.tripped else None
+        table = self.acting
+        config = table.choose(axes) if table is not None else None
         if config is not None and any(rule.config is config for rule in self.cold):
             config = None
         if config is not None:
             sized.matched += 1
             sized.config, sized.how = config, "table"
         return config
+
+    @property
+    def acting(self) -> Table | None:
+        """The table in force, as far as launches run under it now."""
+        return None if self.tripped or self.bypassed else self.table
 
     def put(
         self,
@@ -191,7 +198,8 @@ class Tunable:
         rates
             How its launches are checked; None checks none.
         """
-        self.cold, self.uncaptured, self.tripped = tuple(cold), {}, ""
+        self.cold, self.uncaptured = tuple(cold), {}
+        self.tripped, self.bypassed = "", False
         self.checks = None if table is None or rates is None else self._checks_of(table, rates)
         self.table = table
 
