@@ -89,6 +89,7 @@ def sweep(
         log.warning("accounts: %s", error)
     uids = {str(body["metadata"].get("uid", "")) for body in stores[PODS].list()}
     reports.forget_all_but(uids)
+    state.tunables.forget_all_but(uids)
     experiments = caches.list(EXPERIMENTS)
     if experiments is not None:
         state.results.keep_only({str(body["metadata"].get("uid", "")) for body in experiments})

@@ -17,6 +17,7 @@ from retuned_operator.settings import Settings
 from retuned_operator.store.experiments import StoreLedger
 from retuned_operator.store.kernels import CatalogKernels, DefinitionLoad, LiveKernels, learn
 from retuned_operator.store.results import Collector, Logs, ResultFolder
+from retuned_operator.store.tunables import PodTunables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,8 @@ class State:
     """What pods of experiments left."""
     kernels: CatalogKernels
     """Definitions: the catalog's, the administrator's and the live ones."""
+    tunables: PodTunables
+    """Tunables that pods have posted."""
     accounts: ClusterAccounts
     """What was spent and saved."""
     ledger: StoreLedger
@@ -67,8 +70,8 @@ def open_state(
     notary.current()  # a key that cannot be used is found before anything else is begun
     results = ResultFolder(settings.state_dir / "results")
     learnt = learn(settings.definitions_dir)  # before pods tell of kernels that take a name
-    live = LiveKernels(store)
-    kernels = CatalogKernels(live)
+    live, tunables = LiveKernels(store), PodTunables()
+    kernels = CatalogKernels(live, tunables=tunables)
     accounts = ClusterAccounts(store, caches, kernels=kernels, results=results)
     ledger = StoreLedger(
         store,
@@ -77,6 +80,7 @@ def open_state(
         results=results,
         collector=Collector(results, pods=pods, logs=logs, clock=clock),
         live=live,
+        tunables=tunables,
         heard=accounts.heard,
         spans=spans,
         asking=LlmQuota(store, settings.job_settings(), clock=clock),
@@ -86,6 +90,7 @@ def open_state(
         notary=notary,
         results=results,
         kernels=kernels,
+        tunables=tunables,
         accounts=accounts,
         ledger=ledger,
         learnt=learnt,

@@ -15,16 +15,16 @@ from tests.tunables.test_tune import environment, recipe, report
 from retuned.clock import SystemClock
 from retuned.contract import Environment, Workload
 from retuned.errors import HarnessError, TemporaryError
-from retuned.experiment.tunables import TunableLab, TunableTask, variant_of
+from retuned.experiment.tunables import TunableLab, TunableTask
 from retuned.lab.evidence_check import wrong_with
 from retuned.ports import Finding
 from retuned.stages.experiment import Budget, ExperimentPlan, TurnOutcome, plan
-from retuned.stages.hypothesis import Hypothesis
+from retuned.stages.hypothesis import Hypothesis, table_variant
 from retuned.stages.verdict import EvidenceDocument, Reason, Status
 
 NAME = "tunable:autotune:_scaled:00000000"
 HERE = Environment(arch="interpreter", triton="3.9.0")
-INCUMBENT = variant_of(NAME, [], author="server", resolved="frozen")
+INCUMBENT = table_variant(NAME, [], author="server", resolved="frozen")
 
 
 def planned(*sizes: int) -> ExperimentPlan:

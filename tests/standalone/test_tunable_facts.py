@@ -11,6 +11,7 @@ import pytest
 
 from retuned.contract import Guard
 from retuned.errors import CandidateError, HarnessError, TemporaryError
+from retuned.runtime_client.tunable_use import used_classes
 from retuned.runtime_client.tunables import (
     TunableMemory,
     TunableProcess,
@@ -19,7 +20,7 @@ from retuned.runtime_client.tunables import (
 )
 from retuned.standalone.context import Tunables
 from retuned.standalone.tunable_experiments import Pauses, captures_of, within
-from retuned.standalone.tunables import used_classes
+from retuned.standalone.tunables import expected_gain
 
 NAME = "tunable:attention:kernel_unified_attention:00000000"
 HELLO = {"pid": 1, "environment": {"cpu": "cpu:a", "numerics": {}}}
@@ -55,7 +56,7 @@ def process(*tunables: dict[str, Any], seen_s: float = 0.0, **steps: Any) -> Tun
 def test_usage_is_what_was_launched_between_two_reports() -> None:
     before = process(report(asked(8192, 100, timed=2, timed_us=4000.0)))
     now = process(report(asked(8192, 160, timed=4, timed_us=8000.0), asked(64, 9)))
-    large, small = used_classes(NAME, before, now)
+    large, small = used_classes(NAME, before, now, gain=expected_gain)
     assert (large.launches, large.time_us) == (60.0, 60 * 2000.0)
     assert large.gain_ratio > 3.0
     assert (small.launches, small.time_us) == (9.0, 0.0)
@@ -67,7 +68,7 @@ def test_replays_follow_from_steps_and_their_time_from_the_keys_that_are_read() 
     step = {"queries": [1] * 16, "keys": [8192] * 16}
     before = process(report(graph), sizes={"16": [10, 10]})
     now = process(report(graph), sizes={"16": [110, 60]}, recent=[step])
-    (used,) = used_classes(NAME, before, now)
+    (used,) = used_classes(NAME, before, now, gain=expected_gain)
     assert used.launches == 50 * 48
     read_bytes = 2 * 2 * 4 * 128 * 16 * 8192
     assert used.time_us == pytest.approx(50 * 48 * 1e6 * read_bytes / 8e12)

@@ -20,7 +20,6 @@ from retuned.experiment.tunables import (
     TunableLab,
     class_of,
     recipes_by_class,
-    variant_of,
 )
 from retuned.lab.evidence import keep
 from retuned.ports import Finding
@@ -30,7 +29,7 @@ from retuned.runtime_client.tunables import RuntimeTunables
 from retuned.runtime_client.tuned_files import ChangeSwapper
 from retuned.stages.experiment import ExperimentPlan, Turn, TurnOutcome
 from retuned.stages.gate import KernelTuningPolicy
-from retuned.stages.hypothesis import HypothesisSettings
+from retuned.stages.hypothesis import HypothesisSettings, table_variant
 from retuned.stages.verdict import JudgeSettings
 from retuned.standalone.context import Captures, RecordKind, Tunables
 from retuned.standalone.daemon import Loop
@@ -63,7 +62,7 @@ class ScriptedLab(TunableLab):
             ClassResult(axes=dict(each.axes), in_force_us=2.0, best=config)
             for each in plan.workloads
         ]
-        found = variant_of(plan.definition, rules_of(results), author="search")
+        found = table_variant(plan.definition, rules_of(results), author="search")
         document = proof(
             found,
             incumbent=plan.incumbent,

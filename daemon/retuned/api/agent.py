@@ -59,6 +59,7 @@ Text = Annotated[str, Field(max_length=2048)]
 Short = Annotated[str, Field(max_length=300)]
 Traceparent = Annotated[str, Field(max_length=64)]
 Gpus = Annotated[tuple[GpuObservation, ...], Field(max_length=MAX_GPUS)]
+AxisName = Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")]
 OrderId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9:._-]+$")]
 
 
@@ -160,6 +161,47 @@ class DefinitionPost(AgentMessage):
     name: Name
     text: Annotated[str, Field(min_length=2, max_length=MAX_DEFINITION_CHARS)]
     """JSON of the definition with its live shapes (`retuned.lifting.store_records`); untrusted."""
+
+
+class TunableClass(Record):
+    """One size class of a tunable over the observed time."""
+
+    axes: dict[AxisName, Annotated[int, Field(ge=0, le=1 << 40)]] = Field(max_length=16)
+    """Upper end of each axis."""
+    launches: Annotated[float, Field(ge=0.0, le=1e15, allow_inf_nan=False)]
+    time_us: Annotated[float, Field(ge=0.0, le=1e15, allow_inf_nan=False)]
+    """Device time of these launches; an estimate for replays of graphs."""
+    how: Code = ""
+    """How the server chose its configuration; ``table`` under a table."""
+    ready: bool = True
+    """Whether an experiment can repeat a launch of it."""
+
+
+class TunablePost(AgentMessage):
+    """A tunable of the pod's server, and what its launches took lately; sent once a window."""
+
+    name: Annotated[str, Field(pattern=r"^tunable:[a-zA-Z0-9_.:-]{1,119}$")]
+    family: Annotated[str, Field(min_length=1, max_length=64)]
+    kernel: Short
+    module: Short
+    source: Short
+    """Digest of the kernel's source."""
+    block: bool = False
+    """Whether weights are scaled by blocks, of experts."""
+    frozen: Annotated[str, Field(max_length=4096)] = ""
+    """Configuration that an autotuner chose once for all sizes, as JSON; empty without one."""
+    refused: Code = ""
+    """Why the server cannot change it; empty if it can."""
+    differs: bool = False
+    """Whether processes of the server run different sources, or on different devices."""
+    observed_s: Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False)]
+    """Length of the observed time, seconds."""
+    busy_us: Annotated[float, Field(ge=0.0, le=1e15, allow_inf_nan=False)]
+    """Time in which the server computed, all processes together."""
+    used: tuple[TunableClass, ...] = Field(default=(), max_length=256)
+    text: Annotated[str, Field(min_length=2, max_length=MAX_DEFINITION_CHARS)]
+    """JSON for an experiment: ``report``, ``environment`` and ``recipes`` of the runtime;
+    untrusted."""
 
 
 class SlotWatch(Record):
@@ -273,7 +315,7 @@ class Bundle(Record):
         return sum(file.size_bytes for file in self.files.values())
 
 
-Report = ProfileReport | DriftPost | WatchPost | DefinitionPost
+Report = ProfileReport | DriftPost | WatchPost | DefinitionPost | TunablePost
 """A message to post; its kind gives the path."""
 
 

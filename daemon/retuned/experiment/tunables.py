@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 import math
 import os
@@ -28,10 +27,7 @@ import numpy as np
 from retuned.contract import (
     Digest,
     Environment,
-    Language,
     Solution,
-    SourceFile,
-    TrustClass,
     digest_of,
 )
 from retuned.errors import CandidateError, HarnessError, TemporaryError
@@ -41,7 +37,7 @@ from retuned.lab.statistics import ShapeSamples
 from retuned.ports import Bench, Clock, Finding
 from retuned.runtime.tunables.records import bucket, canonical
 from retuned.stages.experiment import ExperimentPlan, Turn, TurnOutcome
-from retuned.stages.hypothesis import TABLE_STRUCTURE
+from retuned.stages.hypothesis import TABLE_FILE, TABLE_STRUCTURE, table_variant
 from retuned.stages.verdict import (
     Check,
     EvidenceDocument,
@@ -58,7 +54,6 @@ from retuned.tunables.tune import CHECK_S, ClassResult, checked, chosen, rules_o
 
 log = logging.getLogger(__name__)
 
-_FILE = "table.json"
 _RETRY_S = 5.0
 _BLOCKS, _PAIRS = 2, 3
 """Blocks of a size class in one process, and pairs of one block."""
@@ -95,26 +90,6 @@ class TunableTask:
     """Device memory that an experiment may use on the server's GPU; None on another one."""
     in_force: Sequence[Mapping[str, Any]] = field(default=(), hash=False)
     """Rules of the table in force; the new table's rules come before them."""
-
-
-def variant_of(
-    definition: str, rules: Sequence[Mapping[str, Any]], *, author: str, **about: object
-) -> Solution:
-    """Return a table as a variant; the same rules give the same digest.
-
-    `about` names what the server chose besides, for an incumbent.
-    """
-    text = json.dumps({"rules": list(rules), **about}, indent=1, sort_keys=True)
-    return Solution(
-        name=f"{definition}.table"[:128],
-        definition=definition,
-        language=Language.LIBRARY,
-        entry="table",
-        sources=(SourceFile(path=_FILE, content=text),),
-        structure=TABLE_STRUCTURE,
-        trust=TrustClass.PARAMETERS,
-        author=author,
-    )
 
 
 class TunableLab:
@@ -159,7 +134,7 @@ class TunableLab:
         rules = rules_of(results)
         if not rules:
             return
-        candidate = variant_of(plan.definition, rules, author="search")
+        candidate = table_variant(plan.definition, rules, author="search")
         frozen_at = self._clock.now()
         timed = self._measured(plan, task, rules)
         settings = JudgeSettings(buckets=plan.buckets)
@@ -207,7 +182,7 @@ class TunableLab:
         """Return a folder with the table's rules."""
         folder = self._folder / "tables" / solution.digest.removeprefix("sha256:")
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / _FILE).write_text(solution.sources[0].content, "utf-8")
+        (folder / TABLE_FILE).write_text(solution.sources[0].content, "utf-8")
         return folder
 
     def evidence(self, digest: Digest) -> bytes | None:

@@ -23,6 +23,7 @@ from retuned.runtime_client.client import RuntimeSocket
 from retuned.runtime_client.connection import RETRY_S, Said, told
 from retuned.runtime_client.delivery import show_key
 from retuned.runtime_client.reports import merge_states
+from retuned.stages.hypothesis import TUNABLE
 from retuned.stages.swap import (
     Outcome,
     Phase,
@@ -198,8 +199,6 @@ def _tripped(entry: FileReport | None) -> str:
     return f"{kind}-{(entry.reason or 'lost').removeprefix('table-')}"
 
 
-TUNABLE = "tunable:"
-"""Begin of every tunable's id."""
 _ELSEWHERE = frozenset({"unknown-op", "tuned-off", "tunables-off", "server-not-here"})
 """Refusals of a process that reads no such file, or has no tunables."""
 _BUSY = frozenset({"tuned-busy", "no-safe-point", "server-busy", "paused-already"})

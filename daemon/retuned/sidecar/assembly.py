@@ -17,6 +17,7 @@ from retuned.node.gpu import find_devices
 from retuned.node.windows import WindowSettings, numbers_of
 from retuned.ports import Devices
 from retuned.runtime_client.kernels import RuntimeKernels
+from retuned.runtime_client.tunables import RuntimeTunables
 from retuned.settings import Settings
 from retuned.sidecar.artifacts import Artifacts
 from retuned.sidecar.context import Context, SidecarSettings
@@ -106,6 +107,7 @@ def build(settings: Settings) -> tuple[Sidecar, PrometheusTelemetry]:
         swapper=server,
         devices=_devices(),
         kernels=RuntimeKernels(settings.sockets, server=server, most=_MAX_KINDS),
+        tunables=RuntimeTunables(settings.sockets),
         operator=operator,
         catalog=Catalog(),
         artifacts=Artifacts(settings.state_dir / "artifacts", operator=operator, believed=believed),

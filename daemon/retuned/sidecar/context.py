@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from retuned.api.agent import OrderDone, Outcome, PodRef
+from retuned.api.agent import OrderDone, Outcome, PodRef, TunablePost
 from retuned.node.context import Recogniser
 from retuned.node.order_context import OrderMemory
 from retuned.node.windows import WindowSettings
@@ -21,6 +21,7 @@ from retuned.ports import (
     Telemetry,
     TraceSource,
 )
+from retuned.runtime_client.tunables import TunableMemory, TunableTap
 from retuned.sidecar.artifacts import Artifacts
 from retuned.sidecar.key_pinning import PinnedKeys
 from retuned.sidecar.spool import Spool
@@ -112,6 +113,10 @@ class SidecarMemory(OrderMemory):
     """Text of each live kernel's definition, by name; replaced as a whole."""
     told_lifted: dict[str, str] = field(default_factory=dict)
     """Which of them the operator has received, by name: target and digest."""
+    tunables: TunableMemory = field(default_factory=TunableMemory)
+    """Reports on tunables of the recent past."""
+    tunable_posts: Mapping[str, TunablePost] = field(default_factory=dict)
+    """What is to be posted of each tunable, by name; replaced as a whole."""
     environment: str = ""
     """Digest of the server's environment; empty if unknown."""
 
@@ -140,6 +145,8 @@ class Context:
     """The pod's accelerators; None where nothing shows any."""
     kernels: KernelTap | None = None
     """What the server's Triton launches are; None asks for none."""
+    tunables: TunableTap | None = None
+    """Tunables of the server; None asks for none."""
     spans: Spans = field(default_factory=NoSpans)
     """What is being done, for traces and logs."""
     release: str = ""

@@ -12,7 +12,7 @@ from retuned.errors import Refused, RetunedError, TemporaryError
 from retuned.node import order_executor, order_intake, watcher, windows
 from retuned.node.loops import attempt, wait_until
 from retuned.node.order_store import wanted_artifacts
-from retuned.sidecar import devices, live_kernels, metrics, reports
+from retuned.sidecar import devices, live_kernels, metrics, reports, tunables
 from retuned.sidecar.context import Context
 from retuned.sidecar.store import kept_of
 
@@ -45,6 +45,7 @@ class Sidecar:
             ("windows", lambda: windows.close_windows(ctx)),
             ("drift", lambda: windows.judge_windows(ctx)),
             ("lift", lambda: live_kernels.look(ctx)),
+            ("tunables", lambda: tunables.look(ctx)),
             ("gpus", lambda: devices.look(ctx)),
             ("queue", lambda: reports.queue_reports(ctx)),
             ("prune", self._prune),
@@ -68,7 +69,9 @@ class Sidecar:
         reports.flush(self.ctx, most_windows=_FIRST_WINDOWS)
         reports.tell_slots(self.ctx)
         reports.flush(self.ctx)
-        live_kernels.tell(self.ctx)  # last: an operator of an older release does not know of it
+        # last: an operator of an older release does not know of them
+        live_kernels.tell(self.ctx)
+        tunables.post(self.ctx)
 
     def listen(self, *, wait_s: float = _WAIT_S) -> bool:
         """Ask the operator for orders and take them; True if there is something to commit.

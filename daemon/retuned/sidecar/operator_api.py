@@ -36,6 +36,7 @@ from retuned.api.agent import (
     Orders,
     ProfileReport,
     Report,
+    TunablePost,
     Welcome,
     wire_json,
 )
@@ -302,6 +303,7 @@ _PATHS: dict[type[Record], str] = {
     ProfileReport: "/v1/profiles",
     DriftPost: "/v1/drift",
     DefinitionPost: "/v1/definitions",
+    TunablePost: "/v1/tunables",
 }
 
 

@@ -8,9 +8,8 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from retuned.contract import Digest, Environment, Name, Record, Solution
-from retuned.experiment.tunables import variant_of
 from retuned.ports import Store
-from retuned.runtime_client.tuned_files import TUNABLE
+from retuned.stages.hypothesis import TUNABLE, table_variant
 from retuned.stages.verdict import ServerEnvironment
 from retuned.standalone.context import Context, RecordKind
 
@@ -35,7 +34,7 @@ class TunableRecord(Record):
     def incumbent(self) -> Solution:
         """The server's own choice as a variant."""
         chosen = {"frozen": self.frozen} if self.frozen is not None else {}
-        return variant_of(self.definition, [], author="server", source=self.source, **chosen)
+        return table_variant(self.definition, [], author="server", source=self.source, **chosen)
 
 
 def is_tunable(definition: str) -> bool:

@@ -15,17 +15,15 @@ from retuned.contract import Digest, digest_of
 from retuned.errors import RetunedError
 from retuned.ports import Event, Stored
 from retuned.report.tunable_families import prior_of
-from retuned.runtime.tunables.records import (
-    canonical,
-)
+from retuned.runtime_client.tunable_use import used_classes
 from retuned.runtime_client.tunables import SizeClassReport, TunableProcess, TunableReport
 from retuned.stages.experiment import Turn, TurnOutcome
 from retuned.stages.hypothesis import (
     Hypothesis,
     NotTried,
     Untried,
-    UsedClass,
     believe_in_table,
+    together,
 )
 from retuned.standalone import captured_inputs
 from retuned.standalone.context import Context, RecordKind
@@ -47,9 +45,6 @@ _QUIET = frozenset(
     {str(each) for each in (NotTried.NO_TRAFFIC, NotTried.NO_TIME, NotTried.UNDER_WAY)}
 )
 """Reasons that come and go with traffic; they are no lines of history."""
-_MOST_HEADS = 1 << 20
-_FASTEST_BYTES_PER_S = 8e12
-"""Memory bandwidth of the fastest GPUs of 2026: no attention reads its keys in less time."""
 
 
 def observe(ctx: Context) -> None:
@@ -163,13 +158,15 @@ def _believed(
         return Untried(reason=NotTried.NO_TRAFFIC, detail=detail)
     memory = ctx.tunables.memory
     pairs = [(before, each) for each in processes if (before := memory.before(each.name))]
-    used = [each for pair in pairs for each in used_classes(found.definition, *pair)]
+    used = [
+        each for pair in pairs for each in used_classes(found.definition, *pair, gain=expected_gain)
+    ]
     busy_us = 1e6 * sum(max(0.0, now.steps.busy_s - old.steps.busy_s) for old, now in pairs)
     baseline = live_baseline(ctx, found.definition)
     place = place_of(ctx, found.definition, processes[0])
     belief = believe_in_table(
         found.definition,
-        _together(used),
+        together(used),
         busy_us=busy_us or 1e6 * span_s * len(processes),
         observed_s=span_s,
         tried=_tried(ctx, found, baseline),
@@ -183,86 +180,11 @@ def _believed(
     return belief
 
 
-def used_classes(definition: str, before: TunableProcess, now: TunableProcess) -> list[UsedClass]:
-    """Return what the launches between two reports of one process took, by size class.
-
-    The runtime does not count replays of graphs: they follow from the steps of that size, with as
-    many launches each as were captured. Their time is that of eager launches of the same class, or
-    the time in which the fastest memory would deliver the keys and values.
-    """
-    report = now.tunables[definition]
-    old = before.tunables.get(definition)
-    counted = {canonical(each.axes): each for each in old.asked} if old is not None else {}
+def expected_gain(report: TunableReport, asked: SizeClassReport) -> float:
+    """Return the ratio that measurements of the family suggest; 1 without one."""
     block = bool(report.geometry.get("block_shape"))
-    found = []
-    for each in report.asked:
-        was = counted.get(canonical(each.axes))
-        eager = each.launches - each.captured - (was.launches - was.captured if was else 0)
-        launches = max(0.0, eager + _replays(each, before, now))
-        mean_us = each.timed_us / each.timed if each.timed else 0.0
-        if report.family == "attention" and each.captured:
-            sequences = each.axes.get("sequences", 0)
-            mean_us = max(mean_us, _reading_us(report, now, sequences=sequences))
-        prior = prior_of(report.family, report.kernel, how=each.how, axes=each.axes, block=block)
-        found.append(
-            UsedClass(
-                axes=each.axes,
-                launches=launches,
-                time_us=launches * mean_us,
-                gain_ratio=prior.expected if prior is not None else 1.0,
-                ready=each.ready,
-            )
-        )
-    return found
-
-
-def _replays(asked: SizeClassReport, before: TunableProcess, now: TunableProcess) -> float:
-    """Estimate the launches in replays of graphs that were captured in a size class."""
-    size = asked.axes.get("rows", asked.axes.get("tokens"))
-    if not asked.captured or not asked.sizes or size is None:
-        return 0.0
-    since = before.steps.sizes.get(str(size), (0, 0))
-    every, decode = (
-        a - b for a, b in zip(now.steps.sizes.get(str(size), (0, 0)), since, strict=True)
-    )
-    steps = {None: every, 0: every - decode}.get(asked.axes.get("decode"), decode)
-    return max(0, steps) * asked.captured / len(asked.sizes)
-
-
-def _reading_us(report: TunableReport, process: TunableProcess, *, sequences: int) -> float:
-    """Return the least time to read the keys and values of recent decode steps, microseconds."""
-    alike = [
-        sum(step.keys)
-        for step in process.steps.recent
-        if step.keys
-        and all(each == 1 for each in step.queries)
-        and sequences < 2 * len(step.queries) <= 2 * sequences
-    ]
-    heads, size = (_number(report.geometry.get(name)) for name in ("kv_heads", "head_size"))
-    if not alike:
-        return 0.0
-    width = 1 if "8" in str(report.geometry.get("kv_dtype")) else 2
-    read_bytes = 2 * width * heads * size * sum(alike) / len(alike)
-    return 1e6 * read_bytes / _FASTEST_BYTES_PER_S
-
-
-def _number(value: object) -> int:
-    return value if isinstance(value, int) and 0 <= value <= _MOST_HEADS else 0
-
-
-def _together(used: Sequence[UsedClass]) -> list[UsedClass]:
-    """Add up the same size classes of several processes."""
-    found: dict[tuple[tuple[str, int], ...], UsedClass] = {}
-    for each in used:
-        other = found.get(each.key)
-        found[each.key] = UsedClass(
-            axes=each.axes,
-            launches=each.launches + (other.launches if other else 0.0),
-            time_us=each.time_us + (other.time_us if other else 0.0),
-            gain_ratio=each.gain_ratio,
-            ready=each.ready or (other is not None and other.ready),
-        )
-    return list(found.values())
+    prior = prior_of(report.family, report.kernel, how=asked.how, axes=asked.axes, block=block)
+    return prior.expected if prior is not None else 1.0
 
 
 def _tried(

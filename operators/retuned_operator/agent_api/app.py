@@ -24,6 +24,7 @@ from retuned.api.agent import (
     OrderDone,
     Orders,
     ProfileReport,
+    TunablePost,
     WatchPost,
     Welcome,
     as_orders,
@@ -55,7 +56,7 @@ from retuned_operator.agent_api.requests import (
 )
 from retuned_operator.agent_api.waiters import Hub
 
-_TAKEN = Hello | ProfileReport | DriftPost | DefinitionPost | WatchPost | OrderDone
+_TAKEN = Hello | ProfileReport | DriftPost | DefinitionPost | TunablePost | WatchPost | OrderDone
 T = TypeVar("T", bound=SaidRecord)
 R = TypeVar("R")
 Traces = Callable[[PodRecord, Sequence[SwapOrder]], Mapping[str, str]]
@@ -132,6 +133,10 @@ class _Agent:
     async def definitions(self, request: Request) -> Response:
         """Take a live kernel."""
         return await self._kept(request, DefinitionPost)
+
+    async def tunables(self, request: Request) -> Response:
+        """Take a tunable."""
+        return await self._kept(request, TunablePost)
 
     async def watch(self, request: Request) -> Response:
         """Take how slots stand."""
@@ -297,6 +302,7 @@ def agent_app(
         Route("/v1/profiles", answering(agent.profiles), methods=["POST"]),
         Route("/v1/drift", answering(agent.drift), methods=["POST"]),
         Route("/v1/definitions", answering(agent.definitions), methods=["POST"]),
+        Route("/v1/tunables", answering(agent.tunables), methods=["POST"]),
         Route("/v1/watch", answering(agent.watch), methods=["POST"]),
         Route("/v1/orders", answering(agent.orders), methods=["GET"]),
         Route("/v1/orders/{order}/done", answering(agent.done), methods=["POST"]),

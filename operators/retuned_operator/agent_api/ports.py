@@ -7,11 +7,19 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
-from retuned.api.agent import DefinitionPost, DriftPost, Hello, OrderDone, ProfileReport, WatchPost
+from retuned.api.agent import (
+    DefinitionPost,
+    DriftPost,
+    Hello,
+    OrderDone,
+    ProfileReport,
+    TunablePost,
+    WatchPost,
+)
 from retuned.contract import Digest
 from retuned.stages.swap import SwapOrder
 
-Said = Hello | ProfileReport | DriftPost | DefinitionPost | WatchPost | OrderDone
+Said = Hello | ProfileReport | DriftPost | DefinitionPost | TunablePost | WatchPost | OrderDone
 """All that a sidecar tells."""
 
 

@@ -19,6 +19,7 @@ from retuned.api.agent import (
     OrderDone,
     ProfileReport,
     SlotWatch,
+    TunablePost,
     WatchPost,
 )
 from retuned.control.facts import HeldFact, PodFact
@@ -77,7 +78,7 @@ class Reports:
 
     def take(self, receipt: Receipt, said: Said) -> None:
         """Keep what was said; see `Inbox.take`."""
-        if isinstance(said, ProfileReport | DriftPost | DefinitionPost):
+        if isinstance(said, ProfileReport | DriftPost | DefinitionPost | TunablePost):
             self._archive.take(receipt, said)  # first: what cannot be kept is told again
         with self._lock:
             before = self._said.get(receipt.pod.uid)
@@ -129,7 +130,7 @@ def _with(known: PodReports, receipt: Receipt, said: Said) -> PodReports:
         case ProfileReport():
             kernels = {stat.signature.kernel for stat in said.profile.stats}
             return replace(known, profiled_at=receipt.at, kernels=len(kernels))
-        case DriftPost() | DefinitionPost():
+        case DriftPost() | DefinitionPost() | TunablePost():
             return known
 
 

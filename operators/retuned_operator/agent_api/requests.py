@@ -21,7 +21,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from retuned.api.agent import AgentMessage as SaidRecord
-from retuned.api.agent import DefinitionPost, DriftPost, Hello, OrderDone, ProfileReport, WatchPost
+from retuned.api.agent import (
+    DefinitionPost,
+    DriftPost,
+    Hello,
+    OrderDone,
+    ProfileReport,
+    TunablePost,
+    WatchPost,
+)
 from retuned.errors import Refused, RetunedError, TemporaryError
 from retuned.ports import Clock
 from retuned_operator.agent_api.authentication import Unknown
@@ -36,6 +44,7 @@ MAX_BYTES: dict[type[SaidRecord], int] = {
     ProfileReport: 4 << 20,
     DriftPost: 4 << 20,
     DefinitionPost: 1 << 20,
+    TunablePost: 1 << 20,
     WatchPost: 4 << 20,
     OrderDone: 64 << 10,
 }

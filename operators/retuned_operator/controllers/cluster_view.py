@@ -28,6 +28,7 @@ from retuned_operator.controllers.ports import (
     Ledger,
     Reports,
     Signals,
+    Tunables,
 )
 from retuned_operator.kube.resources import (
     DECISIONS,
@@ -57,6 +58,8 @@ class ClusterView:
     """The catalog."""
     clock: Clock
     """Time."""
+    tunables: Tunables | None = None
+    """Tunables of servers; None where nothing posts them."""
     environment: str = ""
     """Value of the label ``env`` of targets that have none."""
     generators: tuple[str, ...] = ("search",)

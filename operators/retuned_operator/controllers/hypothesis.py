@@ -16,22 +16,25 @@ from retuned.stages.gate import Mode, limits_of
 from retuned.stages.hypothesis import (
     Hypothesis,
     HypothesisSettings,
+    NotTried,
     ShapeCost,
+    Untried,
     hypothesize,
 )
 from retuned.stages.profile import Counts, WorkloadProfile, merge
-from retuned_operator.controllers import objects
+from retuned_operator.controllers import objects, tunables
 from retuned_operator.controllers.cluster_view import ClusterView, baseline, target_of
 from retuned_operator.controllers.ports import BY_TARGET, OpenDrift
 from retuned_operator.controllers.proposal import NOT_KNOWN_S
 from retuned_operator.controllers.writer import ClusterWriter
-from retuned_operator.kube.resources import EXPERIMENTS, POLICIES, TARGETS, Obj
+from retuned_operator.kube.resources import EXPERIMENTS, POLICIES, PROPOSALS, TARGETS, Obj
 from retuned_operator.manifests import experiment_name
 from retuned_operator.manifests.names import labels, owner
 from retuned_operator.schema import (
     ExperimentPhase,
     KernelExperiment,
     PolicyRef,
+    SwapProposal,
     TuningTarget,
     experiment_spec,
     write,
@@ -74,6 +77,7 @@ class HypothesisController:
         target = target_of(self._world, key)
         if target is None or target.spec.mode is TargetMode.OBSERVE:
             return None
+        self._tables(target)
         ripe = [d for d in self._world.ledger.drifts(key) if len(d.windows) >= MIN_WINDOWS]
         if not ripe:
             return None
@@ -83,6 +87,63 @@ class HypothesisController:
         if done:  # the next one once its experiments are to be seen
             self._world.ledger.answered(ripe[0])
         return NOT_KNOWN_S
+
+    def _tables(self, target: TuningTarget) -> None:
+        """Ask for experiments on tunables; each without one has a reason.
+
+        They need no drift: a choice that was never right is as good a reason.
+        """
+        world, now = self._world, self._world.clock.now()
+        if world.tunables is None:
+            return
+        caches, namespace = world.caches, target.metadata.namespace
+        policies = objects.policies(caches.list(POLICIES, namespace=namespace))
+        tried = caches.by(EXPERIMENTS, BY_TARGET, target.full_name)
+        proposed = caches.by(PROPOSALS, BY_TARGET, target.full_name)
+        if policies is None or tried is None or proposed is None:
+            return
+        earlier, _ = objects.all_of(KernelExperiment, tried)
+        proposals, _ = objects.all_of(SwapProposal, proposed)
+        open_ones = {each.spec.kernel for each in proposals if not each.status.phase.is_terminal}
+        untried: dict[str, Untried] = {}
+        for name, posts in tunables.fresh(world.tunables.of(target.full_name), now=now).items():
+            incumbent = world.kernels.incumbent(name, target=target)
+            facts = tunables.TunableFacts(
+                name=name,
+                posts=posts,
+                earlier=[each for each in earlier if each.spec.kernel.name == name],
+                proposals=name in open_ones,
+                baseline=baseline(world, target, name),
+                incumbent=None if incumbent is None else incumbent.digest,
+                environment=target.status.environment,
+            )
+            answer = tunables.believed(facts, now=now)
+            if isinstance(answer, Untried):
+                untried[name] = answer
+            elif not self._ask(target, answer, policies, why=Drift(sentence=answer.because[:2048])):
+                detail = "no policy of the target allows an experiment on it"
+                untried[name] = Untried(reason=NotTried.NO_POLICY, detail=detail)
+        world.tunables.tell(target.full_name, untried)
+
+    def _ask(
+        self,
+        target: TuningTarget,
+        belief: Hypothesis,
+        policies: tuple[PolicyFact, ...],
+        *,
+        why: Drift,
+    ) -> bool:
+        """Ask for an experiment; False where nothing allows one, or what runs is not known."""
+        chosen = allowing(policies, belief.definition, target)
+        planned = None if chosen is None else planned_for(self._world, target, belief, chosen)
+        if chosen is None or planned is None:
+            return False
+        self._world.ledger.believe(belief)
+        about = {"experiment": planned.id, "kernel": belief.definition}
+        with self._acting.spans.span("experiment", about=about):
+            self._acting.make(EXPERIMENTS, asked_for(planned, target, chosen, why))
+        self._telemetry.count("retuned_hypotheses_total")
+        return True
 
     def _answer(self, target: TuningTarget, drifted: OpenDrift) -> bool:
         """Believe, plan and ask for experiments; False while something is not known."""
@@ -94,22 +155,12 @@ class HypothesisController:
             return False
         earlier, _ = objects.all_of(KernelExperiment, bodies)
         beliefs = beliefs_of(self._world, target, drifted, earlier=earlier)
+        reasons = drifted.report.reasons
+        why = Drift(
+            reason=str(reasons[0].code) if reasons else "", sentence=_sentence(drifted)[:2048]
+        )
         for belief in beliefs[:MAX_BELIEFS]:
-            chosen = allowing(policies, belief.definition, target)
-            if chosen is None:
-                continue
-            planned = planned_for(self._world, target, belief, chosen)
-            if planned is not None:
-                self._world.ledger.believe(belief)
-                reasons = drifted.report.reasons
-                why = Drift(
-                    reason=str(reasons[0].code) if reasons else "",
-                    sentence=_sentence(drifted)[:2048],
-                )
-                about = {"experiment": planned.id, "kernel": belief.definition}
-                with self._acting.spans.span("experiment", about=about):
-                    self._acting.make(EXPERIMENTS, asked_for(planned, target, chosen, why))
-                self._telemetry.count("retuned_hypotheses_total")
+            self._ask(target, belief, policies, why=why)
         return True
 
 

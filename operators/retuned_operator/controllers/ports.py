@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
+from retuned.api.agent import TunablePost
 from retuned.api.values import ApiModel
 from retuned.contract import Solution, TrustClass, Workload
 from retuned.control import ResultFact
@@ -18,7 +19,7 @@ from retuned.control.analysis import Compared
 from retuned.ports import Finding
 from retuned.stages.drift import DriftReport
 from retuned.stages.gate.limits import Metric
-from retuned.stages.hypothesis import Hypothesis
+from retuned.stages.hypothesis import Hypothesis, Untried
 from retuned.stages.profile import Counts, SignatureStat, WorkloadProfile
 from retuned.stages.proposal import Proposal
 from retuned.stages.verdict import EvidenceFault, ServerEnvironment, Verdict
@@ -279,6 +280,41 @@ class Ledger(Protocol):
         TemporaryError
             If it cannot be read now, which says nothing about it.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PodPost:
+    """What one pod posted about one tunable, without what an experiment needs."""
+
+    pod: str
+    """Its uid."""
+    at: datetime
+    """By the operator's clock."""
+    post: TunablePost
+
+
+class Tunables(Protocol):
+    """Tunables of servers, from their pods' posts."""
+
+    def of(self, target: str) -> Mapping[str, Sequence[PodPost]]:
+        """Return the last post of each pod of a target, by tunable."""
+        ...
+
+    def incumbent(self, target: str, name: str) -> Solution | None:
+        """Return the server's own choice as a variant; None for an unknown tunable."""
+        ...
+
+    def needs(self, target: str, name: str) -> Mapping[str, Any] | None:
+        """Return what an experiment needs of the server; None where it is not known now."""
+        ...
+
+    def tell(self, target: str, untried: Mapping[str, Untried]) -> None:
+        """Note why tunables of a target get no experiment now."""
+        ...
+
+    def untried(self, target: str) -> Mapping[str, Untried]:
+        """Return why tunables of a target get no experiment, by tunable."""
         ...
 
 

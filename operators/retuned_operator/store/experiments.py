@@ -48,6 +48,7 @@ from retuned_operator.store.artifacts import ArtifactFolders, is_bound
 from retuned_operator.store.kernels import LiveKernels
 from retuned_operator.store.reports import HYPOTHESIS, SOLUTION, StoreInbox
 from retuned_operator.store.results import Collector, PodResult, ResultFolder
+from retuned_operator.store.tunables import PodTunables
 
 _MAX_SOLUTIONS = 8
 _NAMES_BYTES = 1024
@@ -226,12 +227,19 @@ class StoreLedger:
         results: ResultFolder,
         collector: Collector | None = None,
         live: LiveKernels | None = None,
+        tunables: PodTunables | None = None,
         heard: Callable[[PodRecord, ProfileReport], None] = lambda _pod, _said: None,
         spans: Spans | None = None,
         asking: LlmQuota | None = None,
     ) -> None:
         live = live or LiveKernels(store)
-        self._inbox = StoreInbox(store, live=live, heard=heard, spans=spans or NoSpans())
+        self._inbox = StoreInbox(
+            store,
+            live=live,
+            tunables=tunables or PodTunables(),
+            heard=heard,
+            spans=spans or NoSpans(),
+        )
         self._tasks = Tasks(store, results, live=live, asking=asking)
         self._store = store
         self._notary = notary

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from retuned.api.agent import DefinitionPost, DriftPost, ProfileReport
+from retuned.api.agent import DefinitionPost, DriftPost, ProfileReport, TunablePost
 from retuned.contract import digest_of
 from retuned.ports import Spans, Store
 from retuned.stages.drift import DriftAction, DriftReport
@@ -22,6 +22,7 @@ from retuned_operator.agent_api.ports import PodRecord, Receipt, Said
 from retuned_operator.controllers.accelerators import beside_of
 from retuned_operator.controllers.ports import OpenDrift
 from retuned_operator.store.kernels import LiveKernels
+from retuned_operator.store.tunables import PodTunables
 
 _MOST = 4096
 
@@ -78,6 +79,8 @@ class StoreInbox:
         Records.
     live
         Live kernels of servers.
+    tunables
+        Tunables of servers.
     heard
         Told of every window that a pod has told for the first time.
     spans
@@ -89,11 +92,13 @@ class StoreInbox:
         store: Store,
         *,
         live: LiveKernels,
+        tunables: PodTunables,
         heard: Callable[[PodRecord, ProfileReport], None],
         spans: Spans,
     ) -> None:
         self._store = store
         self._live = live
+        self._tunables = tunables
         self._heard = heard
         self._spans = spans
         self._newest = LatestWindow()
@@ -102,6 +107,8 @@ class StoreInbox:
         """Keep windows, drift and live kernels; telling them again changes nothing."""
         if isinstance(said, DefinitionPost):
             self._live.take(receipt.pod.target, said)
+        if isinstance(said, TunablePost):
+            self._tunables.take(receipt.pod, said, at=receipt.at)
         if isinstance(said, ProfileReport | DriftPost):
             kind = PROFILE if isinstance(said, ProfileReport) else DRIFT
             wanted = isinstance(said, ProfileReport) or said.report.action is DriftAction.RETUNE

@@ -22,15 +22,21 @@ from retuned.stages.hypothesis.refine import (
     tally,
 )
 from retuned.stages.hypothesis.tunables import (
+    TABLE_FILE,
     TABLE_STRUCTURE,
+    TUNABLE,
     NotTried,
     Untried,
     UsedClass,
     believe_in_table,
+    table_variant,
+    together,
 )
 
 __all__ = [
+    "TABLE_FILE",
     "TABLE_STRUCTURE",
+    "TUNABLE",
     "Attempt",
     "Hypothesis",
     "HypothesisSettings",
@@ -51,6 +57,8 @@ __all__ = [
     "look_elsewhere",
     "outlook",
     "refine",
+    "table_variant",
     "tally",
+    "together",
     "unseen",
 ]

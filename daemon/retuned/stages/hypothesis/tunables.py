@@ -6,15 +6,21 @@ to drift: a choice that was never right is as good a reason as traffic that move
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
-from retuned.contract import Workload
+from retuned.contract import Language, Solution, SourceFile, TrustClass, Workload
 from retuned.stages.hypothesis.records import Hypothesis, HypothesisSettings, lengths, named
 
 TABLE_STRUCTURE = "table"
 """The only source structure of a tunable."""
+TABLE_FILE = "table.json"
+"""File of a table's rules in a variant."""
+TUNABLE = "tunable:"
+"""Begin of every tunable's id."""
 LEAST_LAUNCHES = 8
 """Fewest launches of a size class in the observed time."""
 
@@ -42,6 +48,8 @@ class NotTried(StrEnum):
     """The server's runtime cannot change it; the detail has its reason."""
     NO_GPU = "no-gpu-for-experiments"
     """No GPU of the server's model is free, and the policy allows none of the server's time."""
+    NO_POLICY = "no-policy"
+    """No policy of the cluster allows an experiment on it."""
     PROCESSES_DIFFER = "processes-differ"
     """Processes of the server run different sources, or on different devices."""
 
@@ -66,10 +74,28 @@ class UsedClass:
     """Expected time of the server's choice over that of the best configuration."""
     ready: bool = True
     """Whether an experiment can repeat a launch of it."""
+    how: str = ""
+    """How the server chose its configuration; ``table`` under a table."""
 
     @property
     def key(self) -> tuple[tuple[str, int], ...]:
         return tuple(sorted(self.axes.items()))
+
+
+def together(used: Sequence[UsedClass]) -> list[UsedClass]:
+    """Add up the same size classes of several processes or pods."""
+    found: dict[tuple[tuple[str, int], ...], UsedClass] = {}
+    for each in used:
+        other = found.get(each.key)
+        found[each.key] = UsedClass(
+            axes=each.axes,
+            launches=each.launches + (other.launches if other else 0.0),
+            time_us=each.time_us + (other.time_us if other else 0.0),
+            gain_ratio=each.gain_ratio,
+            ready=each.ready or (other is not None and other.ready),
+            how=each.how,
+        )
+    return list(found.values())
 
 
 def believe_in_table(
@@ -183,3 +209,23 @@ def _too_little(
         f"{settings.min_saving:.2%} are required"
     )
     return Untried(reason=NotTried.SAVING_TOO_SMALL, detail=detail)
+
+
+def table_variant(
+    definition: str, rules: Sequence[Mapping[str, Any]], *, author: str, **about: object
+) -> Solution:
+    """Return a table as a variant; the same rules give the same digest.
+
+    `about` names what the server chose besides, for an incumbent.
+    """
+    text = json.dumps({"rules": list(rules), **about}, indent=1, sort_keys=True)
+    return Solution(
+        name=f"{definition}.table"[:128],
+        definition=definition,
+        language=Language.LIBRARY,
+        entry="table",
+        sources=(SourceFile(path=TABLE_FILE, content=text),),
+        structure=TABLE_STRUCTURE,
+        trust=TrustClass.PARAMETERS,
+        author=author,
+    )

@@ -1,0 +1,91 @@
+"""Time that launches of a tunable took between two reports, by size class. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from retuned.runtime.tunables.records import canonical
+from retuned.runtime_client.tunables import SizeClassReport, TunableProcess, TunableReport
+from retuned.stages.hypothesis import UsedClass
+
+Gain = Callable[[TunableReport, SizeClassReport], float]
+_MOST_HEADS = 1 << 20
+_FASTEST_BYTES_PER_S = 8e12
+"""Memory bandwidth of the fastest GPUs of 2026: no attention reads its keys in less time."""
+
+
+def used_classes(
+    definition: str,
+    before: TunableProcess,
+    now: TunableProcess,
+    *,
+    gain: Gain = lambda _report, _asked: 1.0,
+) -> list[UsedClass]:
+    """Return what the launches between two reports of one process took, by size class.
+
+    The runtime does not count replays of graphs: they follow from the steps of that size, with as
+    many launches each as were captured. Their time is that of eager launches of the same class, or
+    the time in which the fastest memory would deliver the keys and values.
+
+    Parameters
+    ----------
+    gain
+        Expected time of the server's choice over that of the best configuration.
+    """
+    report = now.tunables[definition]
+    old = before.tunables.get(definition)
+    counted = {canonical(each.axes): each for each in old.asked} if old is not None else {}
+    found = []
+    for each in report.asked:
+        was = counted.get(canonical(each.axes))
+        eager = each.launches - each.captured - (was.launches - was.captured if was else 0)
+        launches = max(0.0, eager + _replays(each, before, now))
+        mean_us = each.timed_us / each.timed if each.timed else 0.0
+        if report.family == "attention" and each.captured:
+            sequences = each.axes.get("sequences", 0)
+            mean_us = max(mean_us, _reading_us(report, now, sequences=sequences))
+        found.append(
+            UsedClass(
+                axes=each.axes,
+                launches=launches,
+                time_us=launches * mean_us,
+                gain_ratio=gain(report, each),
+                ready=each.ready,
+                how=each.how,
+            )
+        )
+    return found
+
+
+def _replays(asked: SizeClassReport, before: TunableProcess, now: TunableProcess) -> float:
+    """Estimate the launches in replays of graphs that were captured in a size class."""
+    size = asked.axes.get("rows", asked.axes.get("tokens"))
+    if not asked.captured or not asked.sizes or size is None:
+        return 0.0
+    since = before.steps.sizes.get(str(size), (0, 0))
+    every, decode = (
+        a - b for a, b in zip(now.steps.sizes.get(str(size), (0, 0)), since, strict=True)
+    )
+    steps = {None: every, 0: every - decode}.get(asked.axes.get("decode"), decode)
+    return max(0, steps) * asked.captured / len(asked.sizes)
+
+
+def _reading_us(report: TunableReport, process: TunableProcess, *, sequences: int) -> float:
+    """Return the least time to read the keys and values of recent decode steps, microseconds."""
+    alike = [
+        sum(step.keys)
+        for step in process.steps.recent
+        if step.keys
+        and all(each == 1 for each in step.queries)
+        and sequences < 2 * len(step.queries) <= 2 * sequences
+    ]
+    heads, size = (_number(report.geometry.get(name)) for name in ("kv_heads", "head_size"))
+    if not alike:
+        return 0.0
+    width = 1 if "8" in str(report.geometry.get("kv_dtype")) else 2
+    read_bytes = 2 * width * heads * size * sum(alike) / len(alike)
+    return 1e6 * read_bytes / _FASTEST_BYTES_PER_S
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) and 0 <= value <= _MOST_HEADS else 0

@@ -1,0 +1,148 @@
+"""Hypotheses about tunables in a cluster: what pods posted, through stage 4. Pure.
+
+The operator has the same reasons as one machine, see ``docs/tunables.md``. The place of an
+experiment is its own pod, on another accelerator of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from retuned.api.agent import TunablePost
+from retuned.api.experiment import KernelExperiment
+from retuned.contract import Digest, digest_of
+from retuned.report.tunable_families import prior_of
+from retuned.stages.hypothesis import (
+    Hypothesis,
+    HypothesisSettings,
+    NotTried,
+    Untried,
+    UsedClass,
+    believe_in_table,
+    together,
+)
+from retuned_operator.controllers.ports import PodPost
+from retuned_operator.schema import ExperimentPhase
+
+FRESH = timedelta(minutes=15)
+"""Older posts do not count: their pod no longer answers, or its traffic is another one."""
+_FIRST_WAIT, _LONGEST_WAIT = timedelta(minutes=10), timedelta(days=1)
+"""How long after a failed experiment the next one waits; it doubles with each failure."""
+Key = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunableFacts:
+    """All that a hypothesis about one tunable of a target is made from."""
+
+    name: str
+    posts: Sequence[TunablePost]
+    """Fresh posts of the target's pods."""
+    earlier: Sequence[KernelExperiment]
+    """Experiments of the target on this tunable, ended ones too."""
+    proposals: bool
+    """Whether a proposal about it is under way."""
+    baseline: Digest | None
+    """What ought to run now: a table, or the server's own choice."""
+    incumbent: Digest | None
+    """The server's own choice."""
+    environment: Digest | None
+    """Common environment of the target's pods; None while they differ."""
+
+
+def believed(
+    facts: TunableFacts, *, now: datetime, settings: HypothesisSettings | None = None
+) -> Hypothesis | Untried:
+    """Return a hypothesis about a tunable, or the reason why there is none."""
+    refused = _refused(facts, now)
+    if refused is not None:
+        return refused
+    every = [each for post in facts.posts for each in _used(post)]
+    observed_s = max(post.observed_s for post in facts.posts)
+    in_force = {each.key for each in every if each.how == "table"}
+    return believe_in_table(
+        facts.name,
+        together(every),
+        busy_us=sum(post.busy_us for post in facts.posts) or 1e6 * observed_s * len(facts.posts),
+        observed_s=observed_s,
+        tried=_tried(facts),
+        in_force=in_force,
+        # a failed experiment is repeated as another one
+        world=digest_of([facts.baseline, facts.environment, len(_failed(facts, now))]),
+        settings=settings,
+    )
+
+
+def _refused(facts: TunableFacts, now: datetime) -> Untried | None:
+    """Return why nothing can be tried whatever the traffic is; None if something can."""
+    if not facts.posts or facts.environment is None or facts.baseline is None:
+        return Untried(reason=NotTried.NO_TRAFFIC, detail="no pod has posted it lately")
+    refused = next((post.refused for post in facts.posts if post.refused), "")
+    if refused:
+        return Untried(reason=NotTried.SERVER_REFUSES, detail=refused)
+    sources = {post.source for post in facts.posts}
+    if len(sources) > 1 or any(post.differs for post in facts.posts):
+        detail = f"{len(facts.posts)} pods have {len(sources)} sources, or processes differ"
+        return Untried(reason=NotTried.PROCESSES_DIFFER, detail=detail)
+    if facts.proposals or any(not each.status.phase.is_terminal for each in facts.earlier):
+        return Untried(reason=NotTried.UNDER_WAY, detail="see `kubectl retuned history`")
+    failed = _failed(facts, now)
+    if failed:
+        until = failed[-1] + min(_LONGEST_WAIT, _FIRST_WAIT * float(2 ** (len(failed) - 1)))
+        if now < until:
+            detail = (
+                f"{len(failed)} experiments failed; the next one may begin at {until:%H:%M} UTC"
+            )
+            return Untried(reason=NotTried.FAILED, detail=detail)
+    return None
+
+
+def _failed(facts: TunableFacts, now: datetime) -> list[datetime]:
+    """Return when experiments failed in the last day, oldest first."""
+    ends = [
+        each.status.finished_at
+        for each in facts.earlier
+        if each.status.phase is ExperimentPhase.FAILED and each.status.finished_at is not None
+    ]
+    return sorted(each for each in ends if each > now - _LONGEST_WAIT)[-16:]
+
+
+def _tried(facts: TunableFacts) -> set[Key]:
+    """Return the size classes that experiments have searched against what runs now."""
+    against = {facts.baseline, facts.incumbent}
+    return {
+        tuple(sorted(shape.axes.items()))
+        for each in facts.earlier
+        if each.status.phase is not ExperimentPhase.FAILED
+        and each.status.phase.is_terminal
+        and each.spec.environment == facts.environment
+        and each.spec.baseline.digest in against
+        for shape in each.spec.kernel.shapes
+    }
+
+
+def _used(post: TunablePost) -> list[UsedClass]:
+    found = []
+    for each in post.used:
+        prior = prior_of(post.family, post.kernel, how=each.how, axes=each.axes, block=post.block)
+        found.append(
+            UsedClass(
+                axes=each.axes,
+                launches=each.launches,
+                time_us=each.time_us,
+                gain_ratio=prior.expected if prior is not None else 1.0,
+                ready=each.ready,
+                how=each.how,
+            )
+        )
+    return found
+
+
+def fresh(posts: Mapping[str, Sequence[PodPost]], *, now: datetime) -> dict[str, list[TunablePost]]:
+    """Return the posts that count now, by tunable; a tunable without one stays, empty."""
+    return {
+        name: [each.post for each in every if now - each.at <= FRESH]
+        for name, every in posts.items()
+    }
