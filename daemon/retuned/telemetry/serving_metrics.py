@@ -149,7 +149,7 @@ _STEP = closed(
     (
         "observe", "experiment", "steer", "measure", "show", "stop_measuring", "watch",
         "reconcile", "deliver", "ingest", "windows",
-        "drift", "queue", "prune", "carry", "tell", "listen", "gpus", "lift",
+        "drift", "queue", "prune", "carry", "tell", "listen", "gpus", "lift", "tunables",
     ),
 )  # fmt: skip
 _CONTROLLER = Label(name="controller", most=32)

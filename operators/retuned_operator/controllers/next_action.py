@@ -12,9 +12,9 @@ from datetime import datetime
 
 from retuned.api.target import TargetMode
 from retuned.control.facts import PolicyFact
-from retuned.control.outcome import code_of, conclude
+from retuned.control.outcome import code_of, conclude, searched
 from retuned.stages.gate import utc_minute
-from retuned.stages.hypothesis import Hypothesis
+from retuned.stages.hypothesis import TUNABLE, Hypothesis
 from retuned.stages.proposal import AgainLimits, Proposal, Refusal, propose_again
 from retuned_operator.controllers import experiment_facts, objects
 from retuned_operator.controllers.cluster_view import ClusterView, baseline, target_of
@@ -99,6 +99,10 @@ def _refined(
     if (live, environment) != (spec.baseline.digest, spec.environment):
         detail = "another variant runs now, or on something else"
         return NextAction(type=REFINED, reason="world-changed", detail=detail)
+    if spec.kernel.name.startswith(TUNABLE):
+        answer = searched(world.ledger.findings(resource), ())
+        detail = answer.sentence if answer else "what was found is as much as was believed"
+        return NextAction(type=REFINED, reason=code_of(answer), detail=detail)
     belief = world.ledger.belief(spec.hypothesis)
     if belief is None:
         return NextAction(

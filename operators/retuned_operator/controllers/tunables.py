@@ -92,9 +92,7 @@ def _refused(facts: TunableFacts, now: datetime) -> Untried | None:
     if failed:
         until = failed[-1] + min(_LONGEST_WAIT, _FIRST_WAIT * float(2 ** (len(failed) - 1)))
         if now < until:
-            detail = (
-                f"{len(failed)} experiments failed; the next one may begin at {until:%H:%M} UTC"
-            )
+            detail = f"{len(failed)} experiments failed; the next may begin at {until:%H:%M} UTC"
             return Untried(reason=NotTried.FAILED, detail=detail)
     return None
 

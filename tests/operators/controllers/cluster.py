@@ -45,6 +45,7 @@ from retuned_operator.kube.resources import (
 from retuned_operator.manifests import JobSettings
 from retuned_operator.manifests.sidecar import SIDECAR
 from retuned_operator.schema import JobRole, KernelExperiment, SwapProposal, TuningTarget, read
+from retuned_operator.store.tunables import PodTunables
 
 
 class Cluster:
@@ -66,6 +67,7 @@ class Cluster:
         self.namespace = self.server.namespace
         self.api = Faulty(self.server.writes)
         self.ledger = FakeLedger()
+        self.tunables = PodTunables()
         self.signals = FakeSignals()
         self.telemetry = FakeTelemetry()
         self.jobs = jobs or JobSettings(image="lab", gpu_models={"MI300X": {"model": "MI300X"}})

@@ -14,7 +14,7 @@ from retuned.control import ResultFact
 from retuned.control.analysis import Compared
 from retuned.ports import Finding
 from retuned.stages.gate.limits import Metric
-from retuned.stages.hypothesis import Hypothesis
+from retuned.stages.hypothesis import TUNABLE, Hypothesis
 from retuned.stages.profile import SignatureStat
 from retuned.stages.proposal import Proposal
 from retuned.stages.verdict import (
@@ -36,6 +36,7 @@ from retuned_operator.controllers.ports import (
     VerifiedWin,
 )
 from retuned_operator.schema import JobRole, KernelExperiment, TuningTarget
+from retuned_operator.store.tunables import PodTunables
 
 KERNEL = "rmsnorm_h512"
 ANOTHER = "rope_h512"
@@ -134,9 +135,14 @@ class FakeSignals:
 
 
 class FakeKernels:
-    """A catalog with two kernels, of which only the digest counts."""
+    """A catalog with two kernels, of which only the digest counts, and what pods posted."""
+
+    def __init__(self, tunables: PodTunables | None = None) -> None:
+        self._tunables = tunables or PodTunables()
 
     def incumbent(self, definition: str, *, target: TuningTarget) -> Solution | None:
+        if definition.startswith(TUNABLE):
+            return self._tunables.incumbent(target.full_name, definition)
         return (
             mock.Mock(spec=Solution, digest=ORIGINAL)
             if definition in (KERNEL, ANOTHER, LIVE)
@@ -161,7 +167,7 @@ class FakeKernels:
         return shapes
 
     def is_live(self, definition: str, *, target: TuningTarget) -> bool:
-        return definition == LIVE
+        return definition == LIVE or definition.startswith(TUNABLE)
 
 
 class NoArchive:

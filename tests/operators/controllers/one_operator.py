@@ -39,6 +39,7 @@ from retuned_operator.kube.resources import (
     Resource,
 )
 from retuned_operator.manifests import JobSettings
+from retuned_operator.store.tunables import PodTunables
 
 OURS = (TARGETS, POLICIES, EXPERIMENTS, PROPOSALS, DECISIONS, FREEZES, PODS, JOBS)
 
@@ -52,6 +53,7 @@ class Surroundings(Protocol):
     spans: Spans | None
     signals: FakeSignals
     ledger: FakeLedger
+    tunables: PodTunables
     jobs: JobSettings
     generators: tuple[str, ...]
 
@@ -83,7 +85,8 @@ class Operator:
             reports=self.reports,
             signals=cluster.signals,
             ledger=cluster.ledger,
-            kernels=FakeKernels(),
+            kernels=FakeKernels(cluster.tunables),
+            tunables=cluster.tunables,
             clock=cluster.clock,
             generators=cluster.generators,
         )
