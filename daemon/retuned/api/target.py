@@ -7,7 +7,16 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, Field
 
-from retuned.api.values import ApiModel, Code, Condition, KernelName, Model, ObjectMeta, ObjectName
+from retuned.api.values import (
+    ApiModel,
+    Code,
+    Condition,
+    KernelName,
+    Model,
+    Note,
+    ObjectMeta,
+    ObjectName,
+)
 from retuned.contract import Digest, Guard
 from retuned.stages.gate.policy import Selector
 
@@ -103,6 +112,17 @@ class Quarantined(ApiModel):
     """The harm that it did."""
 
 
+class TunableState(ApiModel):
+    """A tunable of the servers, and why it gets no experiment."""
+
+    name: KernelName
+    """Id of the tunable."""
+    reason: Code = ""
+    """Why there is no experiment, a stable code. Empty if one was asked for."""
+    detail: Note = ""
+    """Explanation of the reason, from when it began."""
+
+
 class TuningTargetStatus(ApiModel):
     """Observed state of the servers."""
 
@@ -126,6 +146,10 @@ class TuningTargetStatus(ApiModel):
         default=(), max_length=256, json_schema_extra={"x-map-key": "digest"}
     )
     """Artifacts in quarantine."""
+    tunables: tuple[TunableState, ...] = Field(
+        default=(), max_length=64, json_schema_extra={"x-map-key": "name"}
+    )
+    """Tunables of the servers."""
     conditions: tuple[Condition, ...] = Field(
         default=(), max_length=16, json_schema_extra={"x-map-key": "type"}
     )

@@ -7,6 +7,7 @@ from datetime import datetime
 from zlib import crc32
 
 from retuned.api.agent import Hello
+from retuned.api.target import TunableState
 from retuned.api.values import with_condition
 from retuned.contract import Digest, digest_of
 from retuned_operator.agent_api.reports import FRESH, PodReports
@@ -14,6 +15,7 @@ from retuned_operator.controllers.cluster_view import ClusterView, pods_of, targ
 from retuned_operator.controllers.conditions import condition
 from retuned_operator.controllers.job_requests import no_place
 from retuned_operator.controllers.objects import ObservedPod
+from retuned_operator.controllers.ports import Tunables
 from retuned_operator.controllers.proposal import NOT_KNOWN_S
 from retuned_operator.controllers.writer import ClusterWriter
 from retuned_operator.kube.resources import TARGETS
@@ -60,6 +62,8 @@ class Targets:
         now = self._world.clock.now()
         status = observed(target, pods, heard, now=now)
         status = with_place(target, status, no_place(target, self._jobs), now=now)
+        if self._world.tunables is not None:
+            status = with_tunables(status, self._world.tunables, target=key)
         self._acting.status(TARGETS, target, status)
         return again_s(key) if pods else None
 
@@ -141,6 +145,26 @@ def with_place(
         now=now,
     )
     return status.model_copy(update={"conditions": with_condition(status.conditions, known)})
+
+
+def with_tunables(
+    status: TuningTargetStatus, tunables: Tunables, *, target: str
+) -> TuningTargetStatus:
+    """Return the status with the tunables that pods posted, and why none is tried.
+
+    A detail has numbers that change with each post, so it stays while its reason does.
+    """
+    known = {each.name: each for each in status.tunables}
+    untried = tunables.untried(target)
+    found = []
+    for name in sorted(tunables.of(target)):
+        answer, before = untried.get(name), known.get(name)
+        reason = "" if answer is None else str(answer.reason)
+        detail = "" if answer is None else answer.detail[:1000]
+        if before is not None and before.reason == reason:
+            detail = before.detail
+        found.append(TunableState(name=name, reason=reason, detail=detail))
+    return status.model_copy(update={"tunables": tuple(found)})
 
 
 def readiness(fresh: Sequence[PodReports], *, pods: int) -> tuple[bool, str, str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from retuned.errors import UnreadableInput
 from retuned.stages.gate import TuningFreeze as Sign
+from retuned.stages.hypothesis import TUNABLE
 from retuned.text import ago, print_table, say, short_id, stdout
 from retuned_operator.kube.resources import EXPERIMENTS, POLICIES, PROPOSALS, TARGETS
 from retuned_operator.kubectl.cluster_session import ClusterSession, full_name
@@ -125,6 +126,7 @@ def _print(seen: _ClusterObjects, desk: ClusterSession, *, wide: bool) -> None:
         stdout().print(f"No targets{where}; a TuningTarget names the servers to look after.")
     else:
         _print_targets(seen.targets, desk, wide=wide)
+        _print_tunables(seen.targets)
     for target in seen.targets:
         condition = _condition(target.status.conditions)
         if condition is None or condition.status is not ConditionStatus.TRUE:
@@ -163,6 +165,21 @@ def _print_targets(targets: Sequence[TuningTarget], desk: ClusterSession, *, wid
             for each in targets
         ],
     )
+
+
+def _print_tunables(targets: Sequence[TuningTarget]) -> None:
+    """Print the tunables, and why there is no experiment."""
+    rows = [
+        (
+            full_name(target),
+            each.name.removeprefix(TUNABLE),
+            f"{each.reason}: {each.detail}" if each.reason else "an experiment was asked for",
+        )
+        for target in targets
+        for each in target.status.tunables
+    ]
+    if rows:
+        print_table(("target", "tunable", "why no experiment"), rows)
 
 
 def _condition(conditions: Sequence[Condition]) -> Condition | None:

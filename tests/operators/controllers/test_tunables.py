@@ -20,7 +20,7 @@ from retuned.errors import Refused
 from retuned.stages.hypothesis import Hypothesis, NotTried, Untried
 from retuned_operator.agent_api.ports import PodRecord
 from retuned_operator.controllers.tunables import TunableFacts, believed, fresh
-from retuned_operator.kube.resources import EXPERIMENTS, POLICIES
+from retuned_operator.kube.resources import EXPERIMENTS, POLICIES, TARGETS
 from retuned_operator.schema import ExperimentPhase
 from retuned_operator.store.tunables import MAX_TUNABLES, PodTunables
 
@@ -153,6 +153,10 @@ def test_posts_become_one_experiment_without_any_drift() -> None:
     cluster.turn()
     assert len(cluster.experiments()) == 1
     assert cluster.tunables.untried(TARGET)[NAME].reason is NotTried.UNDER_WAY
+    cluster.turn()
+    (target,) = cluster.all(TARGETS)
+    (state,) = target["status"]["tunables"]
+    assert (state["name"], state["reason"]) == (NAME, "under-way")
 
 
 def ended(cluster: Cluster, phase: ExperimentPhase) -> None:
