@@ -19,9 +19,9 @@ from retuned.errors import MissingDependency, RetunedError, TemporaryError
 from retuned.report.proposal_text import freeze_line
 from retuned.runtime_client.status import ProcessStatus, SlotStatus, Standings, WindowFacts
 from retuned.runtime_client.tunables import RuntimeTunables
-from retuned.runtime_client.tuned_files import TUNABLE
 from retuned.settings import Settings, load_settings
 from retuned.stages.gate import TuningFreeze
+from retuned.stages.proposal import TUNABLE
 from retuned.standalone.context import RecordKind
 from retuned.standalone.savings import accounts
 from retuned.store.approvals import Approvals

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 import math
 import os
@@ -28,10 +27,7 @@ import numpy as np
 from retuned.contract import (
     Digest,
     Environment,
-    Language,
     Solution,
-    SourceFile,
-    TrustClass,
     digest_of,
 )
 from retuned.errors import CandidateError, HarnessError, TemporaryError
@@ -42,6 +38,7 @@ from retuned.ports import Bench, Clock, Finding
 from retuned.runtime.tunables.records import bucket, canonical
 from retuned.stages.experiment import ExperimentPlan, Turn, TurnOutcome
 from retuned.stages.hypothesis import TABLE_STRUCTURE
+from retuned.stages.proposal import variant_of as variant_of
 from retuned.stages.verdict import (
     Check,
     EvidenceDocument,
@@ -95,26 +92,6 @@ class TunableTask:
     """Device memory that an experiment may use on the server's GPU; None on another one."""
     in_force: Sequence[Mapping[str, Any]] = field(default=(), hash=False)
     """Rules of the table in force; the new table's rules come before them."""
-
-
-def variant_of(
-    definition: str, rules: Sequence[Mapping[str, Any]], *, author: str, **about: object
-) -> Solution:
-    """Return a table as a variant; the same rules give the same digest.
-
-    `about` names what the server chose besides, for an incumbent.
-    """
-    text = json.dumps({"rules": list(rules), **about}, indent=1, sort_keys=True)
-    return Solution(
-        name=f"{definition}.table"[:128],
-        definition=definition,
-        language=Language.LIBRARY,
-        entry="table",
-        sources=(SourceFile(path=_FILE, content=text),),
-        structure=TABLE_STRUCTURE,
-        trust=TrustClass.PARAMETERS,
-        author=author,
-    )
 
 
 class TunableLab:

@@ -23,6 +23,7 @@ from retuned.runtime_client.client import RuntimeSocket
 from retuned.runtime_client.connection import RETRY_S, Said, told
 from retuned.runtime_client.delivery import show_key
 from retuned.runtime_client.reports import merge_states
+from retuned.stages.proposal import TUNABLE
 from retuned.stages.swap import (
     Outcome,
     Phase,
@@ -37,7 +38,7 @@ from retuned.stages.swap import (
 from retuned.stages.verdict import ServerEnvironment
 from retuned.stages.watch import WatchSample
 from retuned.store.artifact_folder import MANIFEST
-from retuned.tuned_files.formats import FORMATS, TABLE, FileChange, Format, Look, read_look
+from retuned.tuned_files.records import FORMATS, TABLE, FileChange, Format, Look, read_look
 
 _Text = Annotated[str, Field(max_length=2000)]
 
@@ -158,8 +159,6 @@ def _tripped(entry: FileReport | None) -> str:
     return f"{kind}-{(entry.reason or 'lost').removeprefix('table-')}"
 
 
-TUNABLE = "tunable:"
-"""Begin of every tunable's id."""
 _ELSEWHERE = frozenset({"unknown-op", "tuned-off", "tunables-off", "server-not-here"})
 """Refusals of a process that reads no such file, or has no tunables."""
 _BUSY = frozenset({"tuned-busy", "no-safe-point", "server-busy", "paused-already"})

@@ -16,9 +16,9 @@ from retuned.errors import CandidateError, RetunedError, TemporaryError
 from retuned.lab.captured_files import expiry_of, remove_unfinished, write_captured
 from retuned.lab.journal import notebook_name
 from retuned.ports import CaptureRule
-from retuned.runtime_client.tuned_files import TUNABLE
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.gate import PolicyLimits
+from retuned.stages.proposal import TUNABLE
 from retuned.standalone.context import Captures, Context
 
 log = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from retuned.contract import Digest, Environment, Name, Record, Solution
-from retuned.experiment.tunables import variant_of
 from retuned.ports import Store
-from retuned.runtime_client.tuned_files import TUNABLE
+from retuned.stages.proposal import is_tunable as is_tunable
+from retuned.stages.proposal import variant_of
 from retuned.stages.verdict import ServerEnvironment
 from retuned.standalone.context import Context, RecordKind
 
@@ -36,10 +36,6 @@ class TunableRecord(Record):
         """The server's own choice as a variant."""
         chosen = {"frozen": self.frozen} if self.frozen is not None else {}
         return variant_of(self.definition, [], author="server", source=self.source, **chosen)
-
-
-def is_tunable(definition: str) -> bool:
-    return definition.startswith(TUNABLE)
 
 
 def seen(store: Store, definition: str) -> TunableRecord | None:
