@@ -88,12 +88,13 @@ class Server:
     @classmethod
     def start(cls, folder: Path, **environment: str) -> Server:
         command = [sys.executable, "-m", "tests.standalone.tunable_server"]
+        paths = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
         process = subprocess.Popen(
             [*command, str(folder / "sockets"), str(folder / "package")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": os.getcwd()} | environment,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)} | environment,
         )
         server = cls(process)
         assert server.out.readline() == "ready\n"
