@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from retuned.api.values import ApiModel
-from retuned.contract import Solution, TrustClass, Workload
+from retuned.contract import Digest, Guard, Solution, TrustClass, Workload
 from retuned.control import ResultFact
 from retuned.control.analysis import Compared
 from retuned.ports import Finding
@@ -20,7 +20,7 @@ from retuned.stages.drift import DriftReport
 from retuned.stages.gate.limits import Metric
 from retuned.stages.hypothesis import Hypothesis
 from retuned.stages.profile import Counts, SignatureStat, WorkloadProfile
-from retuned.stages.proposal import Proposal
+from retuned.stages.proposal import Proposal, TableText, variant_of
 from retuned.stages.verdict import EvidenceFault, ServerEnvironment, Verdict
 from retuned_operator.agent_api.reports import PodReports
 from retuned_operator.kube.resources import Obj, Resource
@@ -155,6 +155,75 @@ class Signals(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchedSizes:
+    """One size class of a tunable, over all processes of a target's servers."""
+
+    axes: Mapping[str, int] = field(hash=False)
+    """Upper end of each axis."""
+    captured: int = 0
+    """Launches during captures of graphs."""
+    sizes: tuple[int, ...] = ()
+    """Exact sizes on the first axis of captured launches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchedTunable:
+    """What the servers of a target launch now of one tunable; all of their processes agree."""
+
+    definition: str
+    """Id of the tunable."""
+    family: str
+    module: str
+    """Module of the kernel, for people."""
+    source: str
+    """Digest of the kernel's source."""
+    frozen: Mapping[str, Any] | None = field(default=None, hash=False)
+    """Configuration that an autotuner chose once for all sizes, also while a table hides it; None
+    of others."""
+    ways: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """``on`` or a reason code, by way of change."""
+    asked: tuple[LaunchedSizes, ...] = ()
+    """Size classes."""
+    refused: str = ""
+    """Reason code if it cannot be changed in these servers, such as ``batch-invariant``."""
+
+    @property
+    def incumbent(self) -> Solution:
+        """The servers' own choice as a variant."""
+        chosen = {"frozen": dict(self.frozen)} if self.frozen is not None else {}
+        return variant_of(self.definition, [], author="server", source=self.source, **chosen)
+
+
+class TunableSource(Protocol):
+    """What servers launch of tunables."""
+
+    def launched(self, target: str, definition: str) -> LaunchedTunable | None:
+        """Return what the servers of a target launch now.
+
+        None while that is not known, and where their processes run different sources.
+        """
+        ...
+
+
+class NoTunables:
+    """A source that knows of no launches."""
+
+    def launched(self, target: str, definition: str) -> LaunchedTunable | None:
+        """Return None; see `TunableSource.launched`."""
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProvenTable:
+    """A table that was made from a win."""
+
+    solution: Digest
+    """Variant that was proven."""
+    text: str
+    """What servers get."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedWin:
     """What a trusted Job proved."""
 
@@ -162,6 +231,8 @@ class VerifiedWin:
     """What the judge said; its evidence is signed, and in the store."""
     trust: TrustClass
     """Class of the author."""
+    table: Solution | None = None
+    """The rules that won, read strictly; None where a kernel did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +288,22 @@ class Ledger(Protocol):
         TemporaryError
             If it cannot be read or kept now.
         """
+        ...
+
+    def keep_table(
+        self, table: TableText, solution: Solution, *, guard: Guard, target: str
+    ) -> None:
+        """Keep the text of a table, signed for its target; keeping it again changes nothing.
+
+        Raises
+        ------
+        TemporaryError
+            If it cannot be kept now.
+        """
+        ...
+
+    def table(self, digest: Digest) -> ProvenTable | None:
+        """Return a table by the digest of its text; None where there is none."""
         ...
 
     def task(self, experiment: KernelExperiment, role: JobRole, *, arch: str = "") -> str:

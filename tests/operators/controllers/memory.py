@@ -9,14 +9,14 @@ from unittest import mock
 
 from tests.operators import examples
 
-from retuned.contract import Guard, Solution, TrustClass, Workload
+from retuned.contract import Digest, Guard, Solution, TrustClass, Workload
 from retuned.control import ResultFact
 from retuned.control.analysis import Compared
 from retuned.ports import Finding
 from retuned.stages.gate.limits import Metric
 from retuned.stages.hypothesis import Hypothesis
 from retuned.stages.profile import SignatureStat
-from retuned.stages.proposal import Proposal
+from retuned.stages.proposal import Proposal, TableText
 from retuned.stages.verdict import (
     EvidenceFault,
     Interval,
@@ -33,6 +33,7 @@ from retuned_operator.controllers.ports import (
     EventSubject,
     LiveShapes,
     OpenDrift,
+    ProvenTable,
     VerifiedWin,
 )
 from retuned_operator.schema import JobRole, KernelExperiment, TuningTarget
@@ -55,6 +56,7 @@ class FakeLedger:
         self.reports: list[OpenDrift] = []
         self.beliefs: list[Hypothesis] = []
         self.tried: list[Finding] = []
+        self.tables: dict[Digest, ProvenTable] = {}
         self.collecting: Callable[[KernelExperiment], object] = lambda _: None
 
     def belief(self, id: str) -> Hypothesis | None:
@@ -95,6 +97,14 @@ class FakeLedger:
     def task(self, experiment: KernelExperiment, role: JobRole, *, arch: str = "") -> str:
         self.tasks.append((experiment.metadata.name, role, arch))
         return "{}"
+
+    def keep_table(
+        self, table: TableText, solution: Solution, *, guard: Guard, target: str
+    ) -> None:
+        self.tables[table.digest] = ProvenTable(solution=solution.digest, text=table.text)
+
+    def table(self, digest: Digest) -> ProvenTable | None:
+        return self.tables.get(digest)
 
     def share(self, hypothesis: str) -> float:
         return 0.2
