@@ -29,6 +29,7 @@ from retuned.telemetry.prometheus import FakeTelemetry
 from retuned_operator.agent_api import Receipt, desired_orders
 from retuned_operator.agent_api.ports import PodRecord
 from retuned_operator.controllers.job_requests import EVOLVE
+from retuned_operator.controllers.ports import NoTunables, TunableSource
 from retuned_operator.kube.resources import (
     DECISIONS,
     EVENTS,
@@ -66,6 +67,7 @@ class Cluster:
         self.namespace = self.server.namespace
         self.api = Faulty(self.server.writes)
         self.ledger = FakeLedger()
+        self.tunables: TunableSource = NoTunables()
         self.signals = FakeSignals()
         self.telemetry = FakeTelemetry()
         self.jobs = jobs or JobSettings(image="lab", gpu_models={"MI300X": {"model": "MI300X"}})

@@ -25,6 +25,7 @@ from retuned_operator.controllers import (
     objects,
 )
 from retuned_operator.controllers.caches import INDICES, StoreCaches
+from retuned_operator.controllers.ports import TunableSource
 from retuned_operator.kube.informer import ObjectCache, key_of
 from retuned_operator.kube.resources import (
     DECISIONS,
@@ -52,6 +53,7 @@ class Surroundings(Protocol):
     spans: Spans | None
     signals: FakeSignals
     ledger: FakeLedger
+    tunables: TunableSource
     jobs: JobSettings
     generators: tuple[str, ...]
 
@@ -86,6 +88,7 @@ class Operator:
             kernels=FakeKernels(),
             clock=cluster.clock,
             generators=cluster.generators,
+            tunables=cluster.tunables,
         )
         acting, world = self.acting, self.world
         self.controllers = (

@@ -1,0 +1,109 @@
+"""From a won experiment on a tunable to a table in force in every pod, and back.
+
+The API server is the fake one in memory. Store, evidence, signatures, sidecars, sockets and server
+processes are real; the servers run a real autotuner in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.operators.controllers.table_cluster import TableCluster
+
+from retuned.contract import Digest
+from retuned_operator.kube.resources import PROPOSALS
+from retuned_operator.schema import ExperimentPhase
+from retuned_operator.schema import ProposalPhase as P
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[TableCluster]:
+    made = TableCluster(tmp_path)
+    yield made
+    made.close()
+
+
+def proposed(cluster: TableCluster) -> Digest:
+    """Go as far as a proposal that waits; return what people approve."""
+    cluster.finished_experiment()
+    cluster.until(lambda: bool(cluster.proposals()), turns=20)
+    cluster.until(lambda: cluster.proposal().status.phase is P.AWAITING_APPROVAL, turns=20)
+    return cluster.proposal().spec.artifact.digest
+
+
+def reached(cluster: TableCluster, wanted: P) -> None:
+    cluster.until(lambda: cluster.proposal().status.phase is wanted, turns=120)
+
+
+def promoted(cluster: TableCluster) -> Digest:
+    digest = proposed(cluster)
+    cluster.say("ada")
+    cluster.say("ben")
+    reached(cluster, P.PROMOTED)
+    return digest
+
+
+def test_a_win_becomes_a_table_in_force_in_every_pod_and_the_original_again(
+    cluster: TableCluster,
+) -> None:
+    digest = proposed(cluster)
+    assert cluster.blocks() == {16}, "nothing is in force before people agree"
+    (experiment,) = cluster.experiments()
+    cluster.until(lambda: cluster.experiments()[0].status.phase is ExperimentPhase.SUCCEEDED)
+    assert experiment.spec.kernel.name == cluster.proposal().spec.kernel
+    cluster.say("ada")
+    cluster.say("ben")
+    cluster.until(lambda: len(cluster.blocks()) == 2, turns=20)  # the canary alone
+    reached(cluster, P.PROMOTED)
+    assert cluster.blocks() == {256}
+    assert all(pod.server.launch(1, size=64) == 16 for pod in cluster.pods.values())
+    (entry,) = cluster.target().status.active_kernels
+    assert (entry.kernel, entry.digest) == (experiment.spec.kernel.name, digest)
+    abort = {"spec": {"abort": {"requested": True, "reason": "a test"}}}
+    cluster.change(PROPOSALS, cluster.proposal().metadata.name, abort)
+    reached(cluster, P.ROLLED_BACK)
+    assert cluster.blocks() == {16}
+    assert cluster.target().status.active_kernels == ()
+
+
+def test_pods_and_servers_that_start_later_get_the_table(cluster: TableCluster) -> None:
+    promoted(cluster)
+    cluster.start_pod("chat-2")
+    cluster.pods["chat-0"].began_again()
+    cluster.until(lambda: cluster.blocks() == {256}, turns=20)
+    assert cluster.proposal().status.phase is P.PROMOTED
+
+
+def test_a_server_of_another_version_takes_the_table_out_of_all_pods(
+    cluster: TableCluster,
+) -> None:
+    digest = promoted(cluster)
+    cluster.pods["chat-1"].began_again(RETUNED_TEST_PRODUCT="2.0 * x")
+    reached(cluster, P.ROLLED_BACK)
+    assert cluster.blocks() == {16}
+    (entry,) = cluster.target().status.quarantine
+    assert entry.digest == digest
+
+
+def test_a_policy_that_wants_what_a_table_cannot_do_holds_it_back(tmp_path: Path) -> None:
+    canary = {"steps": [{"fraction": 0.1}]}
+    for change, reason in (
+        ({"validation": {"endToEnd": "required"}}, "end-to-end-unavailable"),
+        ({"rollout": {"canary": canary, "waves": ["100%"]}}, "canary-not-possible"),
+    ):
+        cluster = TableCluster(tmp_path / reason, pods=1, **change)
+        try:
+            proposed(cluster)
+            cluster.say("ada")
+            cluster.say("ben")
+            reached(cluster, P.SCHEDULED)
+            cluster.turn()
+            assert cluster.proposal().status.reason == reason
+            assert cluster.proposal().status.rollout is None
+            assert cluster.blocks() == {16}
+        finally:
+            cluster.close()
