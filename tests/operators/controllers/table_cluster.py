@@ -198,7 +198,7 @@ class TableCluster(Cluster):
     def start_pod(self, name: str) -> ServerPod:
         made = super().start_pod(name)
         ref = PodRef(namespace=self.namespace, name=name, uid=made.uid)
-        self.pods[name] = StoryPod(self.folder / "pods" / name, self, ref)
+        self.pods[name] = StoryPod(self.folder / "p" / name, self, ref)
         return made
 
     def sidecars(self) -> None:
