@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.sidecar.sidecar_world import back
@@ -270,6 +272,110 @@ def test_a_rollback_whose_table_cannot_be_had_ends_at_the_original(pod: TablePod
     pod.ctx.artifacts.keep_only(())
     pod.order(back(second, epoch=4))
     assert (pod.tile(), pod.in_force()) == (None, None)
+
+
+class OtherProcess:
+    """A second process of the server, that refuses some operations."""
+
+    def __init__(self, path: Path, *, refuses: Mapping[str, str]) -> None:
+        self.refuses = dict(refuses)
+        self.asked: list[str] = []
+        self.order: dict[str, Any] = {}
+        self.prepared: list[str] = []
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.bind(str(path))
+        self.socket.listen()
+        self.thread = threading.Thread(target=self._serve, daemon=True)
+        self.thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self.socket.accept()
+            except OSError:
+                return
+            with connection, connection.makefile("rwb") as stream:
+                stream.write(json.dumps(self._answer(json.loads(stream.readline()))).encode())
+                stream.write(b"\n")
+
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        operation = str(request["op"])
+        self.asked.append(operation)
+        if operation in self.refuses:
+            return {"ok": False, "reason": self.refuses[operation], "detail": "a test"}
+        if operation == "tunable-prepare":
+            self.prepared.append(request["order"]["id"])
+        if operation in ("tunable-commit", "tunable-rollback"):
+            self.order = request["order"]
+        return {"ok": True, "trust": "off", "outcome": "engaged", "reach": "all"} | self._state()
+
+    def _state(self) -> dict[str, Any]:
+        entry = {"definition": NAME, "order": self.order.get("id", ""), "state": "engaged"}
+        entry |= {"artifact": self.order.get("artifact") or None}
+        entry |= {"epoch": self.order.get("epoch", 0)}
+        files = [entry] if self.order else []
+        state = {"on": True, "servers": {"table": "python"}, "known": [NAME]}
+        return {**state, "prepared": self.prepared, "files": files}
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+        self.thread.join(10.0)
+
+
+@pytest.fixture
+def other(pod: TablePod) -> Iterator[OtherProcess]:
+    made = OtherProcess(pod.sockets / "1.sock", refuses={})
+    yield made
+    made.close()
+
+
+def test_both_processes_of_a_server_get_a_table_and_the_original(
+    pod: TablePod, other: OtherProcess
+) -> None:
+    forward = swap()
+    pod.order(forward)
+    assert (pod.tile(), other.order["artifact"]) == (32, FIRST)
+    pod.order(back(forward, epoch=3))
+    assert (pod.tile(), other.order["artifact"]) == (None, "")
+
+
+def test_no_process_gets_a_table_that_one_of_them_refuses(
+    pod: TablePod, other: OtherProcess
+) -> None:
+    other.refuses["tunable-prepare"] = "compile-failed"
+    pod.order(swap())
+    assert (pod.tile(), other.order) == (None, {})
+    assert pod.outcomes() == [("swap-p1-2", Outcome.REFUSED, "compile-failed")]
+
+
+def test_some_processes_with_a_table_and_others_without_all_go_back(
+    pod: TablePod, other: OtherProcess
+) -> None:
+    other.refuses["tunable-commit"] = "hook-replaced"
+    pod.order(swap())
+    assert pod.tile() is None
+    assert pod.outcomes()[0] == ("swap-p1-2", Outcome.ROLLED_BACK, "partial-commit")
+    assert other.order["artifact"] == ""
+
+
+def test_a_server_that_refuses_its_original_is_named_until_it_takes_it(
+    pod: TablePod, other: OtherProcess
+) -> None:
+    pod.order(swap())
+    other.refuses["tunable-rollback"] = "slot-broken"
+    pod.order(back(swap(), epoch=3))
+    assert pod.tile() is None, "the other process waits for nothing"
+    about = {"namespace": "", "proposal": "", "target": "chat", "kernel": NAME}
+    failed = "retuned_swap_rollback_failed"
+    assert pod.telemetry.row(failed, **about, server="chat-0") == 1.0
+    (held,) = pod.said(WatchPost)[-1].held
+    assert (held.reason, held.final) == ("slot-broken", True)
+    other.refuses.clear()
+    pod.turn()
+    assert other.order["artifact"] == ""
+    assert pod.telemetry.tables[failed] == {}
 
 
 # --- artifacts ------------------------------------------------------------------------------------

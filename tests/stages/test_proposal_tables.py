@@ -148,7 +148,10 @@ def other(text: str) -> Solution:
         won().model_copy(update={"trust": TrustClass.GENERATED}),
         variant_of("tunable:moe:kernel:11111111", [RULE], author="search"),
     ],
-    ids=str,
+    ids=[
+        *("frozen", "more", "twice", "nan", "number", "list"),
+        *("params", "structure", "generated", "another"),
+    ],
 )
 def test_a_table_with_anything_besides_rules_is_refused(found: Solution) -> None:
     with pytest.raises(CandidateError) as error:

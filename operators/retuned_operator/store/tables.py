@@ -99,7 +99,10 @@ class TableStore:
             definition=table.definition,
             target=target,
         )
-        self._store.add(TABLE, table.digest, record.model_dump(mode="json"), phase="final")
+        body = record.model_dump(mode="json")
+        if not self._store.add(TABLE, table.digest, body, phase="final"):
+            # another win may lead to the same text; the newest is what is proposed
+            self._store.advance(TABLE, table.digest, expect="final", to="final", body=body)
 
     def find(self, digest: Digest) -> StoredTable | None:
         """Return a table by the digest of its text; None where there is none."""

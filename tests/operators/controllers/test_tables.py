@@ -18,7 +18,7 @@ from retuned.api.proposal import PodState
 from retuned_operator.controllers.cluster_view import baseline
 from retuned_operator.kube.resources import PROPOSALS
 from retuned_operator.schema import ProposalPhase as P
-from retuned_operator.schema import proposal_spec
+from retuned_operator.schema import SwapProposal, proposal_spec
 
 
 def a_cluster(**spec: Any) -> tuple[Cluster, Tunables]:
@@ -90,7 +90,10 @@ def test_a_canary_over_launches_says_nothing_against_a_kernel() -> None:
     )
     spec = proposal_spec(kernel, target="chat", gpu_model="MI300X", experiment="exp-1")
     cluster.put(PROPOSALS, examples.an_object("SwapProposal", "swp-2", spec))
-    two = lambda: next(p for p in cluster.proposals() if p.metadata.name == "swp-2")  # noqa: E731
+
+    def two() -> SwapProposal:
+        return next(p for p in cluster.proposals() if p.metadata.name == "swp-2")
+
     cluster.until(lambda: two().status.phase is P.AWAITING_APPROVAL)
     cluster.say("ada", on="swp-2")
     cluster.say("ben", on="swp-2")

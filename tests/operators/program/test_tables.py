@@ -234,6 +234,15 @@ def test_a_rule_that_no_server_would_read_is_no_table(operator: Operator) -> Non
     assert operator.weighed(found).refusal == "not-a-table"
 
 
+def test_another_win_that_leads_to_the_same_text_carries_it(operator: Operator) -> None:
+    first = operator.proposed()
+    beyond = {"when": {"rows": [65, 128]}, "config": {"BLOCK_M": 64}}
+    second = operator.proposed(won(RULE, beyond), name="exp-2")
+    assert second.artifact == first.artifact, "the guard leaves the second rule out"
+    assert second.evidence != first.evidence
+    assert operator.ledger.doubt(second, servers=ALIKE) is None
+
+
 def test_a_text_of_a_pod_is_never_taken(operator: Operator) -> None:
     """A pod may leave an artifact beside its finding: nothing of it is read."""
     asked = plan_of()

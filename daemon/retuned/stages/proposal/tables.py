@@ -18,7 +18,6 @@ from retuned.runtime.schema import Refused
 from retuned.runtime.tunables.records import (
     MAX_CAPTURES,
     MAX_RULES,
-    MAX_TEXT_BYTES,
     Table,
     canonical,
     digest_of_text,
@@ -257,8 +256,6 @@ def read_table(text: str) -> Table:
     CandidateError
         ``table-invalid``.
     """
-    if len(text) > MAX_TEXT_BYTES:
-        raise CandidateError("table-invalid", detail=f"has more than {MAX_TEXT_BYTES} bytes")
     try:
         return parse_table(json_object(text), text=text)
     except Refused as error:
