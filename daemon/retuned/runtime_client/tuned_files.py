@@ -388,6 +388,8 @@ class ChangeSwapper:
         self._key = key
         self._prepared: dict[str, frozenset[str]] = {}
         self._requests: dict[str, dict[str, Any]] = {}
+        self._before: dict[str, dict[str, Any]] = {}
+        """By rollback: the request that puts the table before in force."""
 
     def slots(self) -> Sequence[SlotState]:
         return [*self._kernels.slots(), *(merge_states(s) for s in self._entries(entry_state))]
@@ -441,7 +443,9 @@ class ChangeSwapper:
         request = self._swap(order, before, artifact_dir=artifact_dir)
         name = _rollback_id(order)
         request["order"] = request["order"] | {"kind": str(SwapKind.SWAP), "id": name}
-        self._requests[order.proposal] = request
+        while len(self._before) >= _REMEMBERED:
+            del self._before[next(iter(self._before))]
+        self._before[order.id] = request
 
     def commit(self, order: SwapOrder) -> int:
         """Write, or restore, in every process; see `Swapper.commit`.
@@ -644,8 +648,8 @@ class ChangeSwapper:
         try:
             return self._files.tell(path, request)
         except CandidateError as error:
-            before = self._requests.get(order.proposal)
-            if order.kind is SwapKind.SWAP or error.reason != "table-unknown" or before is None:
+            before = self._before.get(order.id)
+            if error.reason != "table-unknown" or before is None:
                 raise
         try:
             self._prepare_in(path, before)
