@@ -27,7 +27,7 @@ from retuned.api.agent import (
     Welcome,
     as_orders,
 )
-from retuned.contract import Digest
+from retuned.contract import Digest, digest_of
 from retuned.errors import Refused
 from retuned.ports import Swapper
 from retuned.runtime_client.client import RuntimeSocket
@@ -46,6 +46,7 @@ from retuned.tunables.tune import ClassResult, rules_of
 from retuned_operator.agent_api import Receipt
 from retuned_operator.agent_api.artifacts import bundle_of, pieces
 from retuned_operator.agent_api.ports import PodRecord
+from retuned_operator.controllers.cluster_view import baseline
 from retuned_operator.controllers.ports import LaunchedSizes, LaunchedTunable
 from retuned_operator.kube.resources import EXPERIMENTS, Obj
 from retuned_operator.schema import SwapProposal, write
@@ -69,8 +70,9 @@ class Agent:
         return Welcome(version=VERSION, at=self.cluster.clock.now(), target=KEY, key=key)
 
     def post(self, report: Report, *, traceparent: str = "") -> Ack:
+        heard = self.cluster.operator.reports.of(self.pod.uid)
         self._take(report)
-        return Ack()
+        return Ack(unheard=heard is None or heard.hello is None)
 
     def orders(self, *, after: int, wait_s: float) -> Orders:
         return as_orders(self.cluster.orders_of(self.cluster.servers[self.pod.uid]))
@@ -218,39 +220,39 @@ class TableCluster(Cluster):
 
     # --- the experiment ---------------------------------------------------------------------------
 
-    def finished_experiment(self) -> str:
+    def finished_experiment(self, name: str = "exp-1", *, size: int = SIZE) -> str:
         """Let an experiment on the servers' tunable have ended with a win; return the tunable."""
         self.until(lambda: self.target().status.environment is not None)
         pod = next(iter(self.pods.values()))
         (process,) = RuntimeTunables(pod.sockets).processes()
         ((definition, report),) = process.tunables.items()
-        launched = self.tunables.launched(KEY, definition)
+        live = baseline(self.operator.world, self.target(), definition)
         environment = self.target().status.environment
-        assert launched is not None
+        assert live is not None
         assert environment is not None
-        axes = next(dict(a.axes) for a in report.asked if a.axes["elements"] == SIZE)
+        axes = next(dict(a.axes) for a in report.asked if a.axes["elements"] == size)
         best = max(report.space["configs"], key=lambda each: each["kwargs"]["BLOCK"])
         rules = rules_of([ClassResult(axes=axes, in_force_us=2.0, best=best)])
-        belief = table_wins.belief_of(definition, [axes])
+        belief = table_wins.belief_of(definition, [axes], id=digest_of(name))
         self.stored.believe(belief)
-        asked = table_wins.plan_of(
-            belief, incumbent=launched.incumbent.digest, environment=environment
-        )
-        ended = table_wins.experiment_of(asked)
+        asked = table_wins.plan_of(belief, incumbent=live, environment=environment)
+        ended = table_wins.experiment_of(asked, name)
         body = ended.model_dump(mode="json", by_alias=True, exclude_none=True)
         made: Obj = self.put(EXPERIMENTS, {**body, "spec": write(ended.spec)})
         status = {"status": {"phase": "Verifying", "jobRefs": write(ended.status)["jobRefs"]}}
-        self.change(EXPERIMENTS, "exp-1", status, subresource="status")
+        self.change(EXPERIMENTS, name, status, subresource="status")
         (facts,) = RuntimeSocket(pod.sockets).environments()
         table_wins.leave(
             self.folder / "results",
             made["metadata"]["uid"],
             asked,
             table_wins.won(*rules, name=definition),
+            name=name,
             environment=server_side(facts),
         )
         return definition
 
-    def proposal(self) -> SwapProposal:
-        (found,) = self.proposals()
-        return found
+    def proposal(self, experiment: str = "exp-1") -> SwapProposal:
+        """Return the proposal of an experiment."""
+        every = self.proposals()
+        return next(each for each in every if each.spec.experiment_ref == experiment)

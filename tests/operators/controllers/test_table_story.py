@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.operators.controllers.table_cluster import TableCluster
+from tests.standalone.tunable_world import SIZE
 
 from retuned.contract import Digest
 from retuned_operator.kube.resources import PROPOSALS
@@ -28,24 +29,35 @@ def cluster(tmp_path: Path) -> Iterator[TableCluster]:
     made.close()
 
 
-def proposed(cluster: TableCluster) -> Digest:
+def proposed(cluster: TableCluster, name: str = "exp-1", *, size: int = SIZE) -> Digest:
     """Go as far as a proposal that waits; return what people approve."""
-    cluster.finished_experiment()
-    cluster.until(lambda: bool(cluster.proposals()), turns=20)
-    cluster.until(lambda: cluster.proposal().status.phase is P.AWAITING_APPROVAL, turns=20)
-    return cluster.proposal().spec.artifact.digest
+    before = len(cluster.proposals())
+    cluster.finished_experiment(name, size=size)
+    cluster.until(lambda: len(cluster.proposals()) > before, turns=20)
+    reached(cluster, P.AWAITING_APPROVAL, name)
+    return cluster.proposal(name).spec.artifact.digest
 
 
-def reached(cluster: TableCluster, wanted: P) -> None:
-    cluster.until(lambda: cluster.proposal().status.phase is wanted, turns=120)
+def reached(cluster: TableCluster, wanted: P, name: str = "exp-1") -> None:
+    cluster.until(lambda: cluster.proposal(name).status.phase is wanted, turns=120)
 
 
-def promoted(cluster: TableCluster) -> Digest:
-    digest = proposed(cluster)
-    cluster.say("ada")
-    cluster.say("ben")
-    reached(cluster, P.PROMOTED)
+def agree(cluster: TableCluster, name: str = "exp-1") -> None:
+    for user in ("ada", "ben"):
+        cluster.say(user, on=cluster.proposal(name).metadata.name)
+
+
+def promoted(cluster: TableCluster, name: str = "exp-1", *, size: int = SIZE) -> Digest:
+    digest = proposed(cluster, name, size=size)
+    agree(cluster, name)
+    reached(cluster, P.PROMOTED, name)
     return digest
+
+
+def roll_back(cluster: TableCluster, name: str = "exp-1") -> None:
+    abort = {"spec": {"abort": {"requested": True, "reason": "a test"}}}
+    cluster.change(PROPOSALS, cluster.proposal(name).metadata.name, abort)
+    reached(cluster, P.ROLLED_BACK, name)
 
 
 def test_a_win_becomes_a_table_in_force_in_every_pod_and_the_original_again(
@@ -56,19 +68,36 @@ def test_a_win_becomes_a_table_in_force_in_every_pod_and_the_original_again(
     (experiment,) = cluster.experiments()
     cluster.until(lambda: cluster.experiments()[0].status.phase is ExperimentPhase.SUCCEEDED)
     assert experiment.spec.kernel.name == cluster.proposal().spec.kernel
-    cluster.say("ada")
-    cluster.say("ben")
+    agree(cluster)
     cluster.until(lambda: len(cluster.blocks()) == 2, turns=20)  # the canary alone
+    cluster.restart()  # the operator begins again, and has heard nothing
     reached(cluster, P.PROMOTED)
     assert cluster.blocks() == {256}
     assert all(pod.server.launch(1, size=64) == 16 for pod in cluster.pods.values())
     (entry,) = cluster.target().status.active_kernels
     assert (entry.kernel, entry.digest) == (experiment.spec.kernel.name, digest)
-    abort = {"spec": {"abort": {"requested": True, "reason": "a test"}}}
-    cluster.change(PROPOSALS, cluster.proposal().metadata.name, abort)
-    reached(cluster, P.ROLLED_BACK)
+    roll_back(cluster)
     assert cluster.blocks() == {16}
     assert cluster.target().status.active_kernels == ()
+
+
+def test_a_second_table_keeps_the_rules_of_the_first_and_gives_way_to_it(
+    cluster: TableCluster,
+) -> None:
+    large = 4 * SIZE
+    first = promoted(cluster)
+    for pod in cluster.pods.values():
+        assert pod.server.launch(2, size=large) == 16
+    second = promoted(cluster, "exp-2", size=large)
+    assert cluster.blocks() == {256}
+    assert {pod.server.launch(1, size=large) for pod in cluster.pods.values()} == {256}
+    assert [each.digest for each in cluster.target().status.active_kernels] == [second]
+    roll_back(cluster, "exp-2")
+    assert cluster.blocks() == {256}
+    assert {pod.server.launch(1, size=large) for pod in cluster.pods.values()} == {16}
+    assert [each.digest for each in cluster.target().status.active_kernels] == [first]
+    cluster.pods["chat-0"].began_again()
+    cluster.until(lambda: cluster.blocks() == {256}, turns=20)
 
 
 def test_pods_and_servers_that_start_later_get_the_table(cluster: TableCluster) -> None:
@@ -107,8 +136,7 @@ def test_a_policy_that_wants_what_a_table_cannot_do_holds_it_back(
     cluster = TableCluster(tmp_path, pods=1, **spec)
     try:
         proposed(cluster)
-        cluster.say("ada")
-        cluster.say("ben")
+        agree(cluster)
         reached(cluster, P.SCHEDULED)
         cluster.turn()
         assert cluster.proposal().status.reason == reason
