@@ -208,6 +208,17 @@ def test_a_table_with_a_rule_that_was_not_proven_is_not_carried(operator: Operat
     assert operator.ledger.doubt(altered, servers=ALIKE) is EvidenceFault.CONTRADICTED
 
 
+def test_a_record_that_was_altered_carries_nothing(operator: Operator) -> None:
+    proposal = operator.proposed()
+    record = operator.store.get(TABLE, proposal.artifact)
+    assert record is not None
+    text = str(record.body["text"]).replace(SOURCE, "sha256:" + "6" * 64)
+    altered = {**record.body, "text": text}
+    operator.store.advance(TABLE, proposal.artifact, expect="final", to="final", body=altered)
+    assert operator.ledger.doubt(proposal, servers=ALIKE) is EvidenceFault.CONTRADICTED
+    assert operator.ledger.table(proposal.artifact) is None
+
+
 def other(text: str) -> Solution:
     return won().model_copy(update={"sources": (SourceFile(path="table.json", content=text),)})
 
