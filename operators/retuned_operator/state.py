@@ -71,7 +71,7 @@ def open_state(
     results = ResultFolder(settings.state_dir / "results")
     learnt = learn(settings.definitions_dir)  # before pods tell of kernels that take a name
     live, tunables = LiveKernels(store), PodTunables()
-    kernels = CatalogKernels(live, tunables=tunables)
+    kernels = CatalogKernels(live)
     accounts = ClusterAccounts(store, caches, kernels=kernels, results=results)
     ledger = StoreLedger(
         store,

@@ -19,12 +19,13 @@ from retuned.experiment.tunables import TunableLab, TunableTask
 from retuned.lab.evidence_check import wrong_with
 from retuned.ports import Finding
 from retuned.stages.experiment import Budget, ExperimentPlan, TurnOutcome, plan
-from retuned.stages.hypothesis import Hypothesis, table_variant
+from retuned.stages.hypothesis import Hypothesis
+from retuned.stages.proposal import variant_of
 from retuned.stages.verdict import EvidenceDocument, Reason, Status
 
 NAME = "tunable:autotune:_scaled:00000000"
 HERE = Environment(arch="interpreter", triton="3.9.0")
-INCUMBENT = table_variant(NAME, [], author="server", resolved="frozen")
+INCUMBENT = variant_of(NAME, [], author="server", resolved="frozen")
 
 
 def planned(*sizes: int) -> ExperimentPlan:

@@ -13,7 +13,7 @@ from retuned.api.agent import AgentMessage, OrderDone, Outcome, PodRef, SlotWatc
 from retuned.clock import FakeClock
 from retuned.contract import Digest, Guard
 from retuned.node.windows import WindowSettings
-from retuned.ports import Spans, TraceBatch
+from retuned.ports import Spans, Swapper, TraceBatch
 from retuned.runtime_client.fake import FakeSwapper
 from retuned.sidecar.artifacts import Artifacts
 from retuned.sidecar.context import Context, SidecarSettings
@@ -83,6 +83,9 @@ class PodWorld:
             former.ctx.store.close()
         store = PodStore(self.folder / "state", clock=self.clock, carried=self.spans.carried)
         believed = PinnedKeys(store, configured=configured)
+        artifacts = Artifacts(
+            self.folder / "state" / "artifacts", operator=self.operator, believed=believed
+        )
         self.sidecar = Sidecar(
             Context(
                 pod=self.operator.pod,
@@ -91,12 +94,10 @@ class PodWorld:
                 clock=self.clock,
                 telemetry=self.telemetry,
                 traces=self.traces,
-                swapper=self.swapper,
+                swapper=self.swaps(store, artifacts, believed),
                 operator=self.operator,
                 catalog=NoKernels(),
-                artifacts=Artifacts(
-                    self.folder / "state" / "artifacts", operator=self.operator, believed=believed
-                ),
+                artifacts=artifacts,
                 spool=Spool(self.folder / "state" / "spool", max_bytes=self.spool_bytes),
                 believed=believed,
                 spans=self.spans,
@@ -112,6 +113,10 @@ class PodWorld:
             )
         )
         return self.sidecar
+
+    def swaps(self, store: PodStore, artifacts: Artifacts, believed: PinnedKeys) -> Swapper:
+        """Return what reaches the server."""
+        return self.swapper
 
     # --- the operator's side ----------------------------------------------------------------------
 

@@ -18,12 +18,16 @@ import pytest
 from tests.conformance.test_swapper import Rehearsed, definition
 from tests.operators.agent_api.agent_world import POD, TARGET, AgentWorld, token_of
 from tests.sidecar.sidecar_world import FIRST, PodWorld, back, swap
+from tests.sidecar.table_world import NAME, ROWS, kernel, text_of
+from tests.sidecar.table_world import swap as table_swap
 
 from retuned.api.agent import DriftPost, Hello, OrderDone, Outcome, ProfileReport, WatchPost, skew_s
 from retuned.runtime import attach
 from retuned.runtime.core.active_order import Swapped
 from retuned.runtime.native.cpu import LOADERS
+from retuned.runtime.tunables.records import digest_of_text
 from retuned.runtime_client.client import RuntimeSocket
+from retuned.store.artifact_folder import MANIFEST, bundle_of, sign_artifact
 from retuned_operator.agent_api import AgentSettings, Said
 
 MAX_RSS_MIB = 105
@@ -165,6 +169,38 @@ def test_a_swap_through_the_whole_pod_survives_kills_of_the_sidecar(pod: PodOfPr
     pod.agent.order(way_back)
     pod.until(lambda: (way_back.id, Outcome.DONE) in pod.outcomes())
     assert pod.active() is None
+
+
+def test_a_table_through_the_whole_pod_survives_kills_of_the_sidecar(pod: PodOfProcesses) -> None:
+    tunable, text = kernel(), text_of(32)
+    pod.runtime.tune_tables()
+    pod.runtime._host.tunables.registry.add(tunable)
+    tunable.sized({"rows": ROWS})
+    folder = pod.folder / "table"
+    folder.mkdir()
+    (folder / MANIFEST).write_text(text)
+    digest = digest_of_text(text)
+    about = {"artifact": digest, "definition": NAME, "target": TARGET}
+    sign_artifact(folder, notary=pod.signing.notary, **about)
+    pod.agent.fleet.artifacts[digest] = bundle_of(folder)
+    forward = table_swap(digest)
+    process = pod.start()
+    pod.until(lambda: bool(pod.said(Hello)))
+    pod.agent.order(forward)
+    pod.until(lambda: (forward.id, Outcome.DONE) in pod.outcomes())
+    assert tunable.table is not None
+    assert tunable.table.digest == digest
+    process.send_signal(signal.SIGKILL)
+    process.wait(200.0)
+    table, told = tunable.table, len(pod.said(WatchPost))
+    pod.start()
+    pod.until(lambda: len(pod.said(WatchPost)) > told + 1)
+    assert tunable.table is table
+    assert NAME in {slot.definition for slot in pod.said(WatchPost)[-1].slots}
+    rollback = back(forward, epoch=3)
+    pod.agent.order(rollback)
+    pod.until(lambda: (rollback.id, Outcome.DONE) in pod.outcomes())
+    assert tunable.table is None
 
 
 def test_harm_with_the_operator_away_is_undone_and_told_when_it_is_back(

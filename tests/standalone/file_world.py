@@ -28,7 +28,7 @@ from retuned.standalone.daemon import Loop
 from retuned.standalone.tuned_files import ConfiguredKernels, StoredChanges
 from retuned.store.approvals import Approvals
 from retuned.store.keys import Ed25519Notary
-from retuned.tuned_files.formats import Format
+from retuned.tuned_files.records import Format
 
 DEFINITION = "fused_moe_bf16_e8_t2_f128_k256"
 NAME = "E=8,N=128,device_name=X.json"

@@ -19,7 +19,8 @@ from retuned.contract import Language
 from retuned.errors import UsageError
 from retuned.lab.toolchain import toolchain_for
 from retuned.standalone.context import RecordKind
-from retuned.tuned_files.formats import Format, variant_of
+from retuned.tuned_files.formats import variant_of
+from retuned.tuned_files.records import Format
 
 N, K = PRODUCT
 DEFINITION = f"gemm_bf16_n{N}_k{K}"

@@ -18,8 +18,9 @@ from retuned.runtime_client.tunables import (
     TunableReport,
     process_of,
 )
+from retuned.stages.proposal.tables import captures_of, within
 from retuned.standalone.context import Tunables
-from retuned.standalone.tunable_experiments import Pauses, captures_of, within
+from retuned.standalone.tunable_experiments import Pauses
 from retuned.standalone.tunables import expected_gain
 
 NAME = "tunable:attention:kernel_unified_attention:00000000"

@@ -29,7 +29,8 @@ from retuned.runtime_client.tunables import RuntimeTunables
 from retuned.runtime_client.tuned_files import ChangeSwapper
 from retuned.stages.experiment import ExperimentPlan, Turn, TurnOutcome
 from retuned.stages.gate import KernelTuningPolicy
-from retuned.stages.hypothesis import HypothesisSettings, table_variant
+from retuned.stages.hypothesis import HypothesisSettings
+from retuned.stages.proposal import variant_of
 from retuned.stages.verdict import JudgeSettings
 from retuned.standalone.context import Captures, RecordKind, Tunables
 from retuned.standalone.daemon import Loop
@@ -62,7 +63,7 @@ class ScriptedLab(TunableLab):
             ClassResult(axes=dict(each.axes), in_force_us=2.0, best=config)
             for each in plan.workloads
         ]
-        found = table_variant(plan.definition, rules_of(results), author="search")
+        found = variant_of(plan.definition, rules_of(results), author="search")
         document = proof(
             found,
             incumbent=plan.incumbent,
@@ -87,12 +88,13 @@ class Server:
     @classmethod
     def start(cls, folder: Path, **environment: str) -> Server:
         command = [sys.executable, "-m", "tests.standalone.tunable_server"]
+        paths = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
         process = subprocess.Popen(
             [*command, str(folder / "sockets"), str(folder / "package")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": os.getcwd()} | environment,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)} | environment,
         )
         server = cls(process)
         assert server.out.readline() == "ready\n"

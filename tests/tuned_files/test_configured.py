@@ -18,17 +18,9 @@ from retuned.runtime.tuned_files.changes import parse_change, plan
 from retuned.runtime.tuned_files.moe_json import read_moe
 from retuned.runtime.tuned_files.rules import picked, runs_of
 from retuned.tuned_files.changes import Cost, change_of, choose
-from retuned.tuned_files.formats import (
-    MAX_M,
-    NAMES,
-    Look,
-    PickedRun,
-    TunedFileStep,
-    incumbent_of,
-    read_look,
-    stages_row,
-)
+from retuned.tuned_files.formats import NAMES, incumbent_of, stages_row
 from retuned.tuned_files.launches import lookup_of, read_launch
+from retuned.tuned_files.records import MAX_M, Look, PickedRun, TunedFileStep, read_look
 
 DIMS = ((16, 256), (8, 256, 256), (8, 256, 128), (16, 2), (16, 2))
 FILE = json.dumps(ROWS).encode()

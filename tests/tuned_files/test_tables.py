@@ -11,16 +11,9 @@ from retuned.contract import Guard, Language, TrustClass
 from retuned.errors import CandidateError, UnreadableInput
 from retuned.runtime.tuned_files.changes import parse_change, plan
 from retuned.tuned_files.changes import Cost, change_of, choose
-from retuned.tuned_files.formats import (
-    MAX_M,
-    TABLES,
-    Format,
-    Look,
-    TunedFileStep,
-    read_look,
-    variant_of,
-)
+from retuned.tuned_files.formats import TABLES, variant_of
 from retuned.tuned_files.launches import incumbent_of, read_launch, row_of
+from retuned.tuned_files.records import MAX_M, Format, Look, TunedFileStep, read_look
 
 KERNEL = "Cijk_Ailk_Bljk_BBS_BH_MT64x16x64"
 BF16 = ("bfloat16", "bfloat16")

@@ -21,7 +21,7 @@ from retuned.runtime_client.status import ProcessStatus, SlotStatus, Standings, 
 from retuned.runtime_client.tunables import RuntimeTunables
 from retuned.settings import Settings, load_settings
 from retuned.stages.gate import TuningFreeze
-from retuned.stages.hypothesis import TUNABLE
+from retuned.stages.proposal import TUNABLE
 from retuned.standalone.context import RecordKind
 from retuned.standalone.savings import accounts
 from retuned.store.approvals import Approvals

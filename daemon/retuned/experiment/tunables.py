@@ -37,7 +37,8 @@ from retuned.lab.statistics import ShapeSamples
 from retuned.ports import Bench, Clock, Finding
 from retuned.runtime.tunables.records import bucket, canonical
 from retuned.stages.experiment import ExperimentPlan, Turn, TurnOutcome
-from retuned.stages.hypothesis import TABLE_FILE, TABLE_STRUCTURE, table_variant
+from retuned.stages.hypothesis import TABLE_STRUCTURE
+from retuned.stages.proposal import variant_of
 from retuned.stages.verdict import (
     Check,
     EvidenceDocument,
@@ -54,6 +55,7 @@ from retuned.tunables.tune import CHECK_S, ClassResult, checked, chosen, rules_o
 
 log = logging.getLogger(__name__)
 
+_FILE = "table.json"
 _RETRY_S = 5.0
 _BLOCKS, _PAIRS = 2, 3
 """Blocks of a size class in one process, and pairs of one block."""
@@ -134,7 +136,7 @@ class TunableLab:
         rules = rules_of(results)
         if not rules:
             return
-        candidate = table_variant(plan.definition, rules, author="search")
+        candidate = variant_of(plan.definition, rules, author="search")
         frozen_at = self._clock.now()
         timed = self._measured(plan, task, rules)
         settings = JudgeSettings(buckets=plan.buckets)
@@ -182,7 +184,7 @@ class TunableLab:
         """Return a folder with the table's rules."""
         folder = self._folder / "tables" / solution.digest.removeprefix("sha256:")
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / TABLE_FILE).write_text(solution.sources[0].content, "utf-8")
+        (folder / _FILE).write_text(solution.sources[0].content, "utf-8")
         return folder
 
     def evidence(self, digest: Digest) -> bytes | None:

@@ -157,6 +157,8 @@ def _prepare(ctx: OrderContext, order: SwapOrder) -> None:
 def _cause(error: TemporaryError) -> str:
     """Return why an order waits: the server's own code if it gave one."""
     cause = error.__cause__
+    while isinstance(cause, TemporaryError):  # raised again with the slot's name
+        cause = cause.__cause__
     return cause.reason if isinstance(cause, CandidateError) else error.code
 
 

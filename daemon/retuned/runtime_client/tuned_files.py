@@ -19,12 +19,14 @@ from retuned.contract import Digest
 from retuned.errors import CandidateError, PartialCommit, RetunedError, TemporaryError
 from retuned.ports import SlotState, Swapper
 from retuned.runtime.artifacts.trust import SIGNATURE_FILE
+from retuned.runtime.tunables.records import digest_of_text
 from retuned.runtime_client.client import RuntimeSocket
 from retuned.runtime_client.connection import RETRY_S, Said, told
 from retuned.runtime_client.delivery import show_key
 from retuned.runtime_client.reports import merge_states
-from retuned.stages.hypothesis import TUNABLE
+from retuned.stages.proposal import TUNABLE
 from retuned.stages.swap import (
+    NOT_YET,
     Outcome,
     Phase,
     PhaseReason,
@@ -38,7 +40,7 @@ from retuned.stages.swap import (
 from retuned.stages.verdict import ServerEnvironment
 from retuned.stages.watch import WatchSample
 from retuned.store.artifact_folder import MANIFEST
-from retuned.tuned_files.formats import FORMATS, TABLE, FileChange, Format, Look, read_look
+from retuned.tuned_files.records import FORMATS, TABLE, FileChange, Format, Look, read_look
 
 _Text = Annotated[str, Field(max_length=2000)]
 
@@ -241,30 +243,41 @@ class RuntimeFiles:
     ----------
     path
         A socket, or a folder of ``<pid>.sock``.
+    server
+        Lists the processes; the path by default.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._server = RuntimeSocket(path)
+    def __init__(self, path: Path, *, server: RuntimeSocket | None = None) -> None:
+        self._server = server or RuntimeSocket(path)
 
-    def processes(self, *, tables: bool = False) -> dict[str, Process]:
+    def processes(
+        self, *, tables: bool = False, silent: list[TemporaryError] | None = None
+    ) -> dict[str, Process]:
         """Return the reports of processes that accept orders for files, by their socket's name.
 
         Parameters
         ----------
         tables
             Report on tables of tunables instead.
+        silent
+            Gets the errors of processes that listen and do not answer; they are left out then.
 
         Raises
         ------
         TemporaryError
-            If one that listens does not answer, or its answer is invalid.
+            If one that listens does not answer, or its answer is invalid; unless `silent` is given.
         """
         found = {}
         request = {"op": "tunables", "orders": True} if tables else {"op": "tuned"}
         for path in self._server.processes():
-            said = self.tell(path, request)
-            if said is not None and said.get("on") is True:
-                found[path.name] = process_of(path, said)
+            try:
+                said = self.tell(path, request)
+                if said is not None and said.get("on") is True:
+                    found[path.name] = process_of(path, said)
+            except TemporaryError as error:
+                if silent is None:
+                    raise
+                silent.append(error)
         return found
 
     def tell(self, path: Path, request: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -321,6 +334,10 @@ def body_of(order: SwapOrder, change: FileChange, *, artifact: str) -> dict[str,
         "change": change.text,
         "artifact": artifact,
     }
+
+
+def _rollback_id(order: SwapOrder) -> str:
+    return f"{order.proposal}:back:{order.artifact or ''}"[:256]
 
 
 def standing_of(order: SwapOrder, process: Process) -> RankState:
@@ -390,6 +407,8 @@ class ChangeSwapper:
         Returns this daemon's term, as `RuntimeSocket.term`.
     key
         Returns the public key that changes are signed with; None sends none.
+    server
+        Lists the server's processes; the path by default.
     """
 
     def __init__(
@@ -400,14 +419,17 @@ class ChangeSwapper:
         changes: Changes,
         term: Callable[[], int] = lambda: 0,
         key: Callable[[], str] | None = None,
+        server: RuntimeSocket | None = None,
     ) -> None:
         self._kernels = kernels
-        self._files = RuntimeFiles(path)
+        self._files = RuntimeFiles(path, server=server)
         self._changes = changes
         self._term = term
         self._key = key
         self._prepared: dict[str, frozenset[str]] = {}
         self._requests: dict[str, dict[str, Any]] = {}
+        self._before: dict[str, dict[str, Any]] = {}
+        """By rollback: the request that puts the table before in force."""
 
     def slots(self) -> Sequence[SlotState]:
         return [*self._kernels.slots(), *(merge_states(s) for s in self._entries(entry_state))]
@@ -426,6 +448,7 @@ class ChangeSwapper:
             self._kernels.prepare(order, artifact_dir=artifact_dir)
             return
         if order.kind is SwapKind.ROLLBACK:  # it needs only the file's own past
+            self._remember_before(order, change, artifact_dir=artifact_dir)
             return
         text = (artifact_dir / MANIFEST).read_text("utf-8")
         if text != change.text:
@@ -433,15 +456,36 @@ class ChangeSwapper:
         request = self._swap(order, change, artifact_dir=artifact_dir)
         processes = self._taking_part(change)
         for process in processes.values():
-            if self._key is not None:
-                problem = show_key(process.path, self._key, term=self._term())
-                if problem is not None:
-                    raise problem
-            self._files.tell(process.path, request)
+            self._prepare_in(process.path, request)
         while len(self._prepared) >= _REMEMBERED:
             self._forget(next(iter(self._prepared)))
         self._prepared[order.proposal] = frozenset(processes)
         self._requests[order.proposal] = request
+
+    def _prepare_in(self, path: Path, request: Mapping[str, Any]) -> None:
+        if self._key is not None:
+            problem = show_key(path, self._key, term=self._term())
+            if problem is not None:
+                raise problem
+        self._files.tell(path, request)
+
+    def _remember_before(self, order: SwapOrder, change: FileChange, *, artifact_dir: Path) -> None:
+        """Remember the table that a rollback restores, for processes that started since.
+
+        Tables are in the memory of a process. A folder that has another change is not used.
+        """
+        if change.format != TABLE or order.artifact is None:
+            return
+        text = (artifact_dir / MANIFEST).read_text("utf-8")
+        if digest_of_text(text) != order.artifact:
+            return
+        before = change.model_copy(update={"text": text, "digest": order.artifact})
+        request = self._swap(order, before, artifact_dir=artifact_dir)
+        name = _rollback_id(order)
+        request["order"] = request["order"] | {"kind": str(SwapKind.SWAP), "id": name}
+        while len(self._before) >= _REMEMBERED:
+            del self._before[next(iter(self._before))]
+        self._before[order.id] = request
 
     def commit(self, order: SwapOrder) -> int:
         """Write, or restore, in every process; see `Swapper.commit`.
@@ -452,15 +496,17 @@ class ChangeSwapper:
         if change is None:
             return self._kernels.commit(order)
         begin = time.perf_counter_ns()
-        processes = self._taking_part(change)
         if order.kind is SwapKind.SWAP:
+            processes = self._taking_part(change)
             request = self._requests.get(order.proposal)
             if request is None:  # another daemon has prepared it
                 raise CandidateError("not-prepared", detail="this daemon has not prepared it")
             self._vote(order, processes)
             self._each(processes, {**request, "op": _operation(change, "commit")}, order)
         else:
-            self._each(processes, self._back(order, change), order)
+            silent: list[TemporaryError] = []
+            processes = self._taking_part(change, silent=silent)
+            self._each(processes, self._back(order, change), order, silent=silent)
         return time.perf_counter_ns() - begin
 
     def abort(self, order: SwapOrder) -> None:
@@ -523,7 +569,14 @@ class ChangeSwapper:
         """Return the report of each process on each kernel that a file or table configures."""
         known = self._changes.known()
         asked = {kind == TABLE for kind in known.values()}
-        processes = {tables: self._files.processes(tables=tables) for tables in asked}
+        silent: list[TemporaryError] = []
+        processes = {
+            tables: self._files.processes(tables=tables, silent=silent) for tables in asked
+        }
+        if silent and not any(processes.values()):
+            raise silent[0]
+        for left_out in silent:
+            log.warning("missing in the report on changes: %s", left_out)
         found = []
         for definition, kind in known.items():
             every = processes[kind == TABLE].items()
@@ -532,13 +585,17 @@ class ChangeSwapper:
                 found.append([read(definition, each, name) for name, each in mine.items()])
         return found
 
-    def _taking_part(self, change: FileChange) -> dict[str, Process]:
+    def _taking_part(
+        self, change: FileChange, *, silent: list[TemporaryError] | None = None
+    ) -> dict[str, Process]:
         kind, name = change.format, change.definition
-        every = self._files.processes(tables=kind == TABLE)
+        every = self._files.processes(tables=kind == TABLE, silent=silent)
         found = {n: p for n, p in every.items() if p.takes(name, kind)}
         if not found:
             what = f"launches {name}" if kind == TABLE else f"reads {kind} files"
-            raise TemporaryError(f"no process of the server {what}", delay_s=RETRY_S)
+            message = f"no process of the server {what}"
+            cause = CandidateError("unknown-tunable", detail=message) if kind == TABLE else None
+            raise TemporaryError(message, delay_s=RETRY_S) from cause
         return found
 
     def _swap(self, order: SwapOrder, change: FileChange, *, artifact_dir: Path) -> dict[str, Any]:
@@ -566,7 +623,7 @@ class ChangeSwapper:
             older.append(eldest.under)
             eldest = below
         body = body_of(order, eldest, artifact=order.artifact or "")
-        body |= {"id": f"{order.proposal}:back:{order.artifact or ''}"[:256]}
+        body |= {"id": _rollback_id(order)}
         body |= {"undoes": order.proposal, "older": older, "leaves": True}
         return {"op": _operation(change, "rollback"), "order": body, "term": self._term()}
 
@@ -594,11 +651,16 @@ class ChangeSwapper:
         raise TemporaryError(message, delay_s=RETRY_S)
 
     def _each(
-        self, processes: Mapping[str, Process], request: Mapping[str, Any], order: SwapOrder
+        self,
+        processes: Mapping[str, Process],
+        request: Mapping[str, Any],
+        order: SwapOrder,
+        *,
+        silent: Sequence[TemporaryError] = (),
     ) -> None:
         """Send a request to one process after the other: they write one file.
 
-        All get it, despite errors.
+        All get it, despite errors. `silent` are those of processes that did not answer before.
 
         Raises
         ------
@@ -610,10 +672,10 @@ class ChangeSwapper:
             If one does not answer, or still picks another row.
         """
         had: list[str] = []
-        errors: list[CandidateError | TemporaryError] = []
+        errors: list[CandidateError | TemporaryError] = [*silent]
         for name, process in processes.items():
             try:
-                answer = self._files.tell(process.path, request)
+                answer = self._sent(process.path, request, order)
                 if answer is None:
                     raise TemporaryError(f"{name} no longer listens", delay_s=RETRY_S)
                 check_engaged(answer, order)
@@ -627,3 +689,29 @@ class ChangeSwapper:
             message = f"epoch {order.epoch}: {had} have it, others not: {worst}"[:1000]
             raise PartialCommit(message, cause=worst, delay_s=RETRY_S) from worst
         raise worst
+
+    def _sent(
+        self, path: Path, request: Mapping[str, Any], order: SwapOrder
+    ) -> dict[str, Any] | None:
+        """Send a commit or a rollback; a process that lacks the table before gets it again.
+
+        Raises
+        ------
+        CandidateError
+            With the server's reason; ``not-prepared`` where the table before must wait.
+        TemporaryError
+            If it does not answer.
+        """
+        try:
+            return self._files.tell(path, request)
+        except CandidateError as error:
+            before = self._before.get(order.id)
+            if error.reason != "table-unknown" or before is None:
+                raise
+        try:
+            self._prepare_in(path, before)
+        except CandidateError as error:
+            if error.reason in NOT_YET:
+                raise CandidateError("not-prepared", detail=error.detail) from error
+            raise
+        return self._files.tell(path, {**before, "op": "tunable-commit"})

@@ -13,10 +13,14 @@ from retuned.contract import Digest
 from retuned.errors import CandidateError, RetunedError, TemporaryError
 from retuned.files import make_private
 from retuned.ports import Operator
-from retuned.runtime.artifacts.artifact import Artifact, read_artifact
+from retuned.runtime.artifacts.artifact import Artifact, read_artifact, read_signed
+from retuned.runtime.artifacts.trust import SIGNATURE_FILE
 from retuned.runtime.schema import Refused as RuntimeRefused
+from retuned.runtime.tunables.records import digest_of_text
 from retuned.sidecar.key_pinning import PinnedKeys
-from retuned.stages.swap import SwapOrder
+from retuned.stages.proposal import is_tunable, read_table
+from retuned.stages.swap import SwapKind, SwapOrder
+from retuned.store.artifact_folder import MANIFEST
 
 log = logging.getLogger(__name__)
 
@@ -71,12 +75,25 @@ class Artifacts:
     def opens(self, order: SwapOrder) -> bool:
         """Whether preparing an order opens its slot, which a live kernel does not have before.
 
-        Yes where nobody can say: what is wrong with its artifact is said when it is delivered.
+        Yes where nobody can say: what is wrong with its artifact is said when it is delivered. A
+        table's slot appears with the first launch of its kernel; until then its order waits, and
+        the reason is reported. A rollback has nothing to wait for.
         """
+        if is_tunable(order.definition):
+            return order.kind is SwapKind.SWAP
         try:
             return self._artifact(order, self.folder_of(order)).intercept is not None
         except (RetunedError, RuntimeRefused):
             return True
+
+    def text(self, digest: Digest) -> str | None:
+        """Return the text of a table that was fetched and verified; None where it is not here."""
+        path = self._folder / digest.removeprefix("sha256:") / MANIFEST
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError):
+            return None
+        return text if digest_of_text(text) == digest else None
 
     def keep_only(self, wanted: Collection[Digest]) -> None:
         """Remove artifacts that no order leads to any more, and what was left half fetched."""
@@ -103,9 +120,41 @@ class Artifacts:
 
     def _check(self, order: SwapOrder, folder: Path) -> None:
         try:
-            self._artifact(order, folder)
+            if is_tunable(order.definition):
+                self._check_table(order, folder)
+            else:
+                self._artifact(order, folder)
         except RuntimeRefused as error:
             raise CandidateError(error.reason, detail=error.detail) from error
+
+    def _check_table(self, order: SwapOrder, folder: Path) -> None:
+        """Verify a table: its signature for this use first, then its digest and its tunable.
+
+        Raises
+        ------
+        CandidateError
+            ``digest-mismatch``, ``table-invalid``, ``order-invalid`` or ``artifact-invalid``.
+        RuntimeRefused
+            As `read_signed`.
+        """
+        assert order.artifact is not None, "see folder_of"
+        manifest, resolved = read_signed(
+            folder,
+            digest=order.artifact,
+            within=self._folder,
+            trust=self._believed.trust(),
+            definition=order.definition,
+            target=order.target,
+        )
+        text = manifest.decode("utf-8", "replace")
+        if digest_of_text(text) != order.artifact:
+            raise CandidateError("digest-mismatch", detail=f"{folder} is not {order.artifact}")
+        table = read_table(text)
+        if table.tunable != order.definition:
+            detail = f"the table is of {table.tunable}, the order of {order.definition}"
+            raise CandidateError("order-invalid", detail=detail)
+        if {each.name for each in resolved.iterdir()} - {MANIFEST, SIGNATURE_FILE}:
+            raise CandidateError("artifact-invalid", detail=f"{folder} has more than a table")
 
     def _artifact(self, order: SwapOrder, folder: Path) -> Artifact:
         assert order.artifact is not None, "see folder_of"

@@ -18,6 +18,7 @@ from retuned.node.windows import WindowSettings, numbers_of
 from retuned.ports import Devices
 from retuned.runtime_client.kernels import RuntimeKernels
 from retuned.runtime_client.tunables import RuntimeTunables
+from retuned.runtime_client.tuned_files import ChangeSwapper
 from retuned.settings import Settings
 from retuned.sidecar.artifacts import Artifacts
 from retuned.sidecar.context import Context, SidecarSettings
@@ -27,6 +28,7 @@ from retuned.sidecar.operator_api import OperatorApi
 from retuned.sidecar.sockets import PodSocket
 from retuned.sidecar.spool import Spool
 from retuned.sidecar.store import PodStore
+from retuned.sidecar.tables import OrderedTables
 from retuned.sidecar.trace_folders import EmptiedFolders
 from retuned.stages import watch
 from retuned.stages.swap import MixedEpochs
@@ -95,6 +97,7 @@ def build(settings: Settings) -> tuple[Sidecar, PrometheusTelemetry]:
         limits=ReadLimits(input_bytes=settings.max_trace_bytes),
     )
     server = PodSocket(settings.sockets, key=believed.shown_to_servers)
+    artifacts = Artifacts(settings.state_dir / "artifacts", operator=operator, believed=believed)
     context = Context(
         pod=pod,
         hinted=f"{pod.namespace}/{settings.target}" if _is_named(settings) else "",
@@ -104,13 +107,20 @@ def build(settings: Settings) -> tuple[Sidecar, PrometheusTelemetry]:
         traces=EmptiedFolders(
             settings.watch_dirs, source=source, clock=clock, max_bytes=settings.max_folder_bytes
         ),
-        swapper=server,
+        swapper=ChangeSwapper(
+            server,
+            settings.sockets,
+            changes=OrderedTables(store, artifacts),
+            term=server.term,
+            key=believed.shown_to_servers,
+            server=server,
+        ),
         devices=_devices(),
         kernels=RuntimeKernels(settings.sockets, server=server, most=_MAX_KINDS),
         tunables=RuntimeTunables(settings.sockets),
         operator=operator,
         catalog=Catalog(),
-        artifacts=Artifacts(settings.state_dir / "artifacts", operator=operator, believed=believed),
+        artifacts=artifacts,
         spool=Spool(settings.state_dir / "spool", max_bytes=settings.spool_bytes),
         believed=believed,
         settings=SidecarSettings(

@@ -18,7 +18,7 @@ from retuned.lab.journal import notebook_name
 from retuned.ports import CaptureRule
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.gate import PolicyLimits
-from retuned.stages.hypothesis import TUNABLE
+from retuned.stages.proposal import TUNABLE
 from retuned.standalone.context import Captures, Context
 
 log = logging.getLogger(__name__)

@@ -44,7 +44,7 @@ from retuned.stages.profile import ProfileSettings
 from retuned.stages.swap import MixedEpochs
 from retuned.stages.watch import EndToEndSettings, WatchSettings
 from retuned.telemetry.spans import NoSpans
-from retuned.tuned_files.formats import Format, Look
+from retuned.tuned_files.records import Format, Look
 
 
 class RecordKind(StrEnum):

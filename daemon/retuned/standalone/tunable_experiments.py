@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from retuned.contract import Guard, Solution
+from retuned.contract import Solution
 from retuned.errors import CandidateError, HarnessError, TemporaryError
 from retuned.experiment.tunables import TunableTask
 from retuned.ports import Event
-from retuned.runtime.tunables.records import (
-    MAX_CAPTURES,
-    MAX_RULES,
-    canonical,
-    digest_of_text,
-)
-from retuned.runtime_client.tunables import TunableProcess, TunableReport
+from retuned.runtime_client.tunables import TunableProcess
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.hypothesis import (
     NotTried,
     Untried,
 )
 from retuned.stages.profile import ProfileSettings
-from retuned.stages.proposal import Proposal, Refusal, RefusalReason
+from retuned.stages.proposal import Proposal, Refusal, rules_in, table_of
 from retuned.standalone.context import Context, RecordKind, Tunables
 from retuned.standalone.records import proposal_in_force
 from retuned.standalone.tunable_records import seen, server_side
 from retuned.store.approvals import Approvals
-from retuned.tuned_files.formats import TABLE, FileChange
+from retuned.tuned_files.records import TABLE, FileChange
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +128,7 @@ def _rules_in_force(ctx: Context, definition: str) -> list[dict[str, Any]]:
     """Return the rules of the table that the server runs; none for its own choice."""
     under = proposal_in_force(ctx.store, definition)
     stored = ctx.store.get(RecordKind.FILE_CHANGE, under) if under else None
-    return list(json.loads(stored.body["text"])["rules"]) if stored is not None else []
+    return rules_in(str(stored.body["text"])) if stored is not None else []
 
 
 def _announced(ctx: Context, plan: ExperimentPlan, processes: Sequence[TunableProcess]) -> Pauses:
@@ -282,91 +275,26 @@ def with_table(ctx: Context, proposal: Proposal, solution: Solution) -> FileChan
     if not having:
         message = f"no process of the server launches {proposal.definition} now"
         raise TemporaryError(message, delay_s=1.0)
-    report = having[0].tunables[proposal.definition]
-    if report.source != known.source:
-        detail = f"{report.module} has another source than was measured"
-        return Refusal(reason=RefusalReason.SOURCE_DIFFERS, detail=detail[:1000])
-    try:
-        rules = within(_rules_of(solution), proposal.guard)
-    except CandidateError as error:
-        return Refusal(reason=RefusalReason.NOT_A_TABLE, detail=error.detail[:1000])
-    if not rules:
-        detail = f"no rule lies within {proposal.guard}"
-        return Refusal(reason=RefusalReason.NOTHING_TO_CHANGE, detail=detail)
-    rules = [*rules, *_rules_in_force(ctx, proposal.definition)]  # the first that matches is used
-    if len(rules) > MAX_RULES:
-        detail = f"{len(rules)} rules, with those in force, are more than {MAX_RULES}"
-        return Refusal(reason=RefusalReason.NOT_A_TABLE, detail=detail)
     under = proposal_in_force(ctx.store, proposal.definition) or ""
     stored = ctx.store.get(RecordKind.FILE_CHANGE, under) if under else None
     limits = ctx.policy_limits(proposal.definition)
-    may_capture = limits is not None and limits.pauses.recapture
-    text = canonical(
-        {
-            "format": TABLE,
-            "tunable": known.definition,
-            "family": known.family,
-            "source": known.source,
-            "rules": rules,
-            "captures": captures_of(report, rules) if may_capture else [],
-            "before": str(stored.body["digest"]) if stored is not None else None,
-        }
+    table = table_of(
+        solution,
+        proposal.guard,
+        definition=known.definition,
+        measured_source=known.source,
+        launched=having[0].tunables[proposal.definition],
+        in_force=_rules_in_force(ctx, proposal.definition),
+        before=str(stored.body["digest"]) if stored is not None else None,
+        recapture=limits is not None and limits.pauses.recapture,
     )
+    if isinstance(table, Refusal):
+        return table
     return FileChange(
         definition=known.definition,
         format=TABLE,
-        digest=digest_of_text(text),
-        text=text,
+        digest=table.digest,
+        text=table.text,
         path=known.module,
         under=under,
     )
-
-
-def _rules_of(solution: Solution) -> list[dict[str, Any]]:
-    try:
-        rules = json.loads(solution.sources[0].content)["rules"]
-        found = [{"when": dict(r["when"]), "config": dict(r["config"])} for r in rules]
-    except (IndexError, KeyError, TypeError, ValueError) as error:
-        raise CandidateError("not-a-table", detail=f"{solution.name}: {error!r:.200}") from error
-    if len(found) > MAX_RULES:
-        raise CandidateError("not-a-table", detail=f"{len(found)} rules are more than {MAX_RULES}")
-    return found
-
-
-def within(rules: Sequence[Mapping[str, Any]], guard: Guard) -> list[dict[str, Any]]:
-    """Return the parts of rules that a guard allows.
-
-    Examples
-    --------
-    >>> rules = [{"when": {"rows": [1, 64]}, "config": {"a": 1}},
-    ...     {"when": {"rows": [65, 128]}, "config": {"a": 2}}]
-    >>> within(rules, Guard(bounds={"rows": (33, 64)}))
-    [{'when': {'rows': [33, 64]}, 'config': {'a': 1}}]
-    """
-    kept = []
-    for rule in rules:
-        when = {name: list(pair) for name, pair in rule["when"].items()}
-        for name, (low, high) in guard.bounds.items():
-            first, last = when.get(name, [low, high])
-            when[name] = [max(first, low), min(last, high)]
-        if all(first <= last for first, last in when.values()):
-            kept.append({"when": when, "config": dict(rule["config"])})
-    return kept
-
-
-def captures_of(report: TunableReport, rules: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the captured batch sizes of the size classes that rules are for."""
-    if report.ways.get("recapture") != "on" or report.family == "autotune":
-        return []  # the size classes of an autotuner do not name batch sizes
-    found: dict[int, dict[str, Any]] = {}
-    for each in report.asked:
-        if not each.captured or not any(_matches(rule, each.axes) for rule in rules):
-            continue
-        axes = {"longest": each.axes["longest"]} if "longest" in each.axes else {}
-        for size in each.sizes:
-            found.setdefault(size, {"size": size, "axes": axes})
-    return [found[size] for size in sorted(found)][:MAX_CAPTURES]
-
-
-def _matches(rule: Mapping[str, Any], axes: Mapping[str, int]) -> bool:
-    return all(low <= axes.get(name, -1) <= high for name, (low, high) in rule["when"].items())

@@ -9,7 +9,8 @@ from pydantic import Field, ValidationError
 
 from retuned.contract import Digest, Environment, Name, Record, Solution
 from retuned.ports import Store
-from retuned.stages.hypothesis import TUNABLE, table_variant
+from retuned.stages.proposal import is_tunable as is_tunable
+from retuned.stages.proposal import variant_of
 from retuned.stages.verdict import ServerEnvironment
 from retuned.standalone.context import Context, RecordKind
 
@@ -34,11 +35,7 @@ class TunableRecord(Record):
     def incumbent(self) -> Solution:
         """The server's own choice as a variant."""
         chosen = {"frozen": self.frozen} if self.frozen is not None else {}
-        return table_variant(self.definition, [], author="server", source=self.source, **chosen)
-
-
-def is_tunable(definition: str) -> bool:
-    return definition.startswith(TUNABLE)
+        return variant_of(self.definition, [], author="server", source=self.source, **chosen)
 
 
 def seen(store: Store, definition: str) -> TunableRecord | None:

@@ -31,7 +31,7 @@ from retuned.standalone.hypotheses import live_baseline, open_belief
 from retuned.standalone.records import under_way
 from retuned.standalone.tunable_experiments import place_of
 from retuned.standalone.tunable_records import TunableRecord, seen, server_side
-from retuned.tuned_files.formats import TABLE
+from retuned.tuned_files.records import TABLE
 
 log = logging.getLogger(__name__)
 

@@ -28,8 +28,8 @@ from retuned.standalone.context import Context, KernelCatalog, RecordKind
 from retuned.standalone.records import in_force, proposal_in_force, say, under_way
 from retuned.store.artifact_folder import MANIFEST, sign_artifact
 from retuned.tuned_files.changes import Cost, change_of, choose, inside
-from retuned.tuned_files.formats import TABLE, FileChange, Format, TunedFileStep
 from retuned.tuned_files.launches import Launch, incumbent_of, read_launch, structure_of
+from retuned.tuned_files.records import TABLE, FileChange, Format, TunedFileStep
 
 log = logging.getLogger(__name__)
 

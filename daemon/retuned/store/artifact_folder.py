@@ -1,4 +1,4 @@
-"""The folder of a compiled variant, as a server's runtime reads it."""
+"""The folder of a compiled variant, or of a table's text, as a server's runtime reads it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from retuned.runtime.schema import Refused
 if TYPE_CHECKING:  # who only reads such folders, as a sidecar does, needs no compilers
     from retuned.lab.toolchain import Artifact
 
-__all__ = ["MANIFEST", "bundle_of", "keep_artifact", "manifest_of", "sign_artifact"]
+__all__ = ["MANIFEST", "bundle_of", "is_table", "keep_artifact", "manifest_of", "sign_artifact"]
 
 
 def keep_artifact(
@@ -119,6 +119,8 @@ def sign_artifact(
 def bundle_of(folder: Path) -> dict[str, bytes]:
     """Return what a server needs of an artifact, by file name: manifest, codes, signature.
 
+    The manifest of a table is its text, and it has no codes.
+
     Raises
     ------
     OSError
@@ -127,16 +129,23 @@ def bundle_of(folder: Path) -> dict[str, bytes]:
         If the manifest is none.
     """
     manifest = (folder / MANIFEST).read_bytes()
+    files = {MANIFEST: manifest}
     body = json.loads(manifest)
-    name = body.get("binary") if isinstance(body, dict) else None
-    if not isinstance(name, str) or Path(name).name != name:
-        raise ValueError(f"{folder / MANIFEST} names no binary beside it")
-    files = {MANIFEST: manifest, name: (folder / name).read_bytes()}
-    if "precompiled" in body:
-        files[PRECOMPILED_FILE] = (folder / PRECOMPILED_FILE).read_bytes()
+    if not is_table(body):
+        name = body.get("binary") if isinstance(body, dict) else None
+        if not isinstance(name, str) or Path(name).name != name:
+            raise ValueError(f"{folder / MANIFEST} names no binary beside it")
+        files[name] = (folder / name).read_bytes()
+        if "precompiled" in body:
+            files[PRECOMPILED_FILE] = (folder / PRECOMPILED_FILE).read_bytes()
     if (folder / SIGNATURE_FILE).exists():
         files[SIGNATURE_FILE] = (folder / SIGNATURE_FILE).read_bytes()
     return files
+
+
+def is_table(manifest: object) -> bool:
+    """Whether a parsed manifest is the text of a table."""
+    return isinstance(manifest, dict) and manifest.get("format") == "table"
 
 
 def manifest_of(

@@ -16,19 +16,17 @@ from typing import Any
 
 from retuned.contract import Digest, Guard, Solution
 from retuned.errors import CandidateError
-from retuned.tuned_files.formats import (
+from retuned.tuned_files.formats import TABLES, body_of, choices_of
+from retuned.tuned_files.launches import incumbent_of, row_of
+from retuned.tuned_files.records import (
     MAX_M,
-    TABLES,
     FileChange,
     Format,
     Look,
     PickedRun,
     Row,
     TunedFileStep,
-    body_of,
-    choices_of,
 )
-from retuned.tuned_files.launches import incumbent_of, row_of
 
 AXIS = "M"
 """The only variable axis of a kernel that a file configures: tokens in the step."""

@@ -14,7 +14,7 @@ from retuned.contract import Solution
 from retuned.errors import UsageError
 from retuned.tuned_files import formats
 from retuned.tuned_files import formats as tables
-from retuned.tuned_files.formats import Format, Row, TunedFileStep, Value
+from retuned.tuned_files.records import Format, Row, TunedFileStep, Value
 
 __all__ = ["KERNEL", "Launch", "lookup_of", "read_launch"]
 

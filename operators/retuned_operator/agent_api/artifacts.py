@@ -15,9 +15,12 @@ from pydantic import ValidationError
 from retuned.api.agent import MAX_ARTIFACT_BYTES, MAX_ARTIFACT_FILES, Bundle, BundleFile
 from retuned.contract import Digest
 from retuned.errors import Refused, UnreadableInput
+from retuned.store.artifact_folder import is_table
 
 MANIFEST = "artifact.json"
 """The file that says what the others are."""
+SIGNATURE = "artifact.sig"
+"""The file that a server verifies it by."""
 _PIECE_BYTES = 256 << 10
 
 
@@ -61,17 +64,31 @@ def pieces(bundle: Bundle, files: Mapping[str, bytes]) -> Iterator[bytes]:
 def _check(digest: Digest, files: Mapping[str, bytes]) -> None:
     try:
         manifest = json.loads(files[MANIFEST])
+    except (KeyError, ValueError, RecursionError) as error:
+        raise _damaged(digest, f"its manifest does not say what it is ({error!r:.80})") from error
+    if is_table(manifest):
+        _check_table(digest, files)
+        return
+    try:
         named, binary, expected = (
             manifest["digest"],
             files[manifest["binary"]],
             str(manifest["binary_sha256"]).removeprefix("sha256:"),
         )
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError) as error:
         raise _damaged(digest, f"its manifest does not say what it is ({error!r:.80})") from error
     if named != digest:
         raise _damaged(digest, "its manifest names another")
     if hashlib.sha256(binary).hexdigest() != expected:
         raise _damaged(digest, "its binary is not the one that the manifest names")
+
+
+def _check_table(digest: Digest, files: Mapping[str, bytes]) -> None:
+    """Verify that a table's text has the digest, and that nothing comes with it."""
+    if "sha256:" + hashlib.sha256(files[MANIFEST]).hexdigest() != digest:
+        raise _damaged(digest, "its text has another digest")
+    if files.keys() - {MANIFEST, SIGNATURE}:
+        raise _damaged(digest, "a table has no other files")
 
 
 def _damaged(digest: Digest, what: str) -> UnreadableInput:

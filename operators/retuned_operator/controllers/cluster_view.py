@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from retuned.api.proposal import PodOrder, PodState
@@ -13,7 +14,9 @@ from retuned.control.analysis import Compared
 from retuned.control.facts import PolicyFact
 from retuned.errors import TemporaryError
 from retuned.ports import Clock
-from retuned.stages.gate import EndToEndRule
+from retuned.stages.gate import EndToEndRule, limits_of
+from retuned.stages.hypothesis import NotTried
+from retuned.stages.proposal import is_tunable
 from retuned.stages.verdict import ServerEnvironment
 from retuned_operator.agent_api.reports import held_fact, pod_fact
 from retuned_operator.controllers import objects
@@ -26,6 +29,7 @@ from retuned_operator.controllers.ports import (
     EventSubject,
     Kernels,
     Ledger,
+    NoTunables,
     Reports,
     Signals,
     Tunables,
@@ -40,6 +44,8 @@ from retuned_operator.kube.resources import (
     Obj,
 )
 from retuned_operator.schema import SwapProposal, TuningTarget, read
+
+_CODE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +64,12 @@ class ClusterView:
     """The catalog."""
     clock: Clock
     """Time."""
-    tunables: Tunables | None = None
-    """Tunables of servers; None where nothing posts them."""
     environment: str = ""
     """Value of the label ``env`` of targets that have none."""
     generators: tuple[str, ...] = ("search",)
     """Who proposes variants of kernels that have a reference."""
+    tunables: Tunables = field(default_factory=NoTunables)
+    """Tunables of servers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,19 +171,36 @@ def facts_of(world: ClusterView, rollouts: Rollouts, resource: SwapProposal) -> 
         evidence_checked=checked,
         metrics=_metrics(world, policies, resource, target, now=now),
         slo_firing=None if target is None else world.signals.slo_firing(target),
-        unavailable=_unavailable(policies, target, kernel),
+        unavailable=_unavailable(world, policies, target, kernel),
     )
 
 
 def _unavailable(
-    policies: tuple[PolicyFact, ...] | None, target: TuningTarget | None, kernel: str
+    world: ClusterView,
+    policies: tuple[PolicyFact, ...] | None,
+    target: TuningTarget | None,
+    kernel: str,
 ) -> str:
-    """Return what the policy requires and no cluster can do: to measure the whole server."""
+    """Return what the policy requires and these servers cannot do; empty if there is nothing.
+
+    No cluster can measure the whole server. All launches run a table or none does, so a table has
+    no canary over launches; and a server may refuse one, as in its batch-invariant mode.
+    """
     if policies is None or target is None:
         return ""
     chosen, _ = gate_facts.choose(policies, kernel, labels=gate_facts.labels_of(target))
-    required = chosen is not None and chosen.policy.spec.validation.end_to_end
-    return "end-to-end-unavailable" if required is EndToEndRule.REQUIRED else ""
+    if chosen is None:
+        return ""
+    limits = limits_of(chosen.policy)
+    if limits.end_to_end is EndToEndRule.REQUIRED:
+        return "end-to-end-unavailable"
+    if not is_tunable(kernel):
+        return ""
+    if limits.canary.steps or limits.canary.shadow_first:
+        return "canary-not-possible"
+    launched = world.tunables.launched(target.full_name, kernel)
+    refused = launched.refused if launched is not None else ""
+    return refused if not refused or _CODE.fullmatch(refused) else str(NotTried.SERVER_REFUSES)
 
 
 def baseline(world: ClusterView, target: TuningTarget, kernel: str) -> Digest | None:
@@ -186,6 +209,9 @@ def baseline(world: ClusterView, target: TuningTarget, kernel: str) -> Digest | 
     active = next((each.digest for each in entries if each.kernel == kernel), None)
     if active is not None:
         return active
+    if is_tunable(kernel):
+        launched = world.tunables.launched(target.full_name, kernel)
+        return None if launched is None else launched.incumbent.digest
     original = world.kernels.incumbent(kernel, target=target)
     return None if original is None else original.digest
 
@@ -255,9 +281,12 @@ def _pod(
     if all(slot.definition != kernel for slot in slots):
         held = held_fact(said, kernel=kernel, proposal=proposal)
         fact = presumed(resource, pod, told)
-        if is_live and said is not None and said.watch is not None:
+        if said is not None and said.watch is not None and (is_live or is_tunable(kernel)):
             # its slot comes with the first variant: until then, and after a restart, it has none
             fact = PodFact(name=pod.name, uid=pod.uid, ready=pod.ready)
+        if said is not None and said.watch is not None and _runs_own_choice(kernel, told):
+            assert told is not None, "see there"
+            fact = replace(fact, epoch=told.epoch, newest_epoch=told.epoch)
         return replace(fact, ends=pod.ends, held=held)
     return pod_fact(
         said,
@@ -269,6 +298,15 @@ def _pod(
         now=now,
         ends=pod.ends,
     )
+
+
+def _runs_own_choice(kernel: str, told: PodOrder | None) -> bool:
+    """Whether a pod without the slot of a tunable has rolled back.
+
+    A table is in the memory of a process that has launched the kernel. Without such a process the
+    server's own choice runs, and a rollback has nothing to wait for.
+    """
+    return is_tunable(kernel) and told is not None and told.wants is PodState.BACK
 
 
 def presumed(resource: SwapProposal, pod: ObservedPod, told: PodOrder | None) -> PodFact:

@@ -12,12 +12,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from retuned.api.target import Vendor
+from retuned.contract import Digest
 from retuned.control import ExperimentFacts, JobFact, JobState, PolicyFact, ResultFact, gate_facts
 from retuned.control import jobs as placed
 from retuned.errors import TemporaryError
 from retuned.stages.gate import under
-from retuned.stages.proposal import Proposal, Refusal, RefusalReason, propose
-from retuned_operator.controllers import objects
+from retuned.stages.proposal import Proposal, Refusal, RefusalReason, is_tunable, propose
+from retuned_operator.controllers import objects, tables
 from retuned_operator.controllers.cluster_view import (
     ClusterView,
     baseline,
@@ -369,9 +370,8 @@ def weigh(
     live = baseline(world, target, experiment.spec.kernel.name)
     if live is None:
         raise TemporaryError("nobody knows what runs in the slot", delay_s=10.0)
-    entry = next(
-        (e for e in target.status.active_kernels if e.kernel == experiment.spec.kernel.name), None
-    )
+    kernel = experiment.spec.kernel.name
+    entry = next((e for e in target.status.active_kernels if e.kernel == kernel), None)
     answer = propose(
         win.verdict,
         plan=experiment.spec.stage_plan(),
@@ -379,9 +379,10 @@ def weigh(
         target=target.full_name,
         now=now,
         ttl=PROPOSAL_TTL,
-        quarantined={q.digest for q in target.status.quarantine if now < q.until},
+        quarantined=_quarantined(world, target, now=now),
         live_baseline=live,
-        live_guard=entry.guard if entry else None,
+        # a new table carries the rules of the one in force
+        live_guard=entry.guard if entry and not is_tunable(kernel) else None,
         trust=win.trust,
         first_swap=entry is None,
         attempt=attempt,
@@ -390,10 +391,22 @@ def weigh(
         return WinOutcome(refusal=str(answer.reason))
     known = world.caches.list(POLICIES, namespace=experiment.metadata.namespace)
     chosen = chosen_for(experiment, objects.policies(known), target)
+    if is_tunable(kernel):
+        tabled = tables.with_table(world, win, answer, target=target, chosen=chosen)
+        if isinstance(tabled, str):
+            return WinOutcome(refusal=tabled)
+        answer = tabled
     if chosen is None:
         return WinOutcome(proposal=answer)
     env = gate_facts.labels_of(target).get("env", "")
     return WinOutcome(proposal=under(answer, chosen.policy, env=env))
+
+
+def _quarantined(world: ClusterView, target: TuningTarget, *, now: datetime) -> set[Digest]:
+    """Return the variants that are quarantined; of a table, the variant that it was made from."""
+    named = {each.digest for each in target.status.quarantine if now < each.until}
+    made = (world.ledger.table(digest) for digest in named)
+    return named | {each.solution for each in made if each is not None}
 
 
 def winner_of(experiment: KernelExperiment, results: Sequence[ResultFact]) -> ResultFact | None:

@@ -22,6 +22,7 @@ from retuned.stages.hypothesis import (
     hypothesize,
 )
 from retuned.stages.profile import Counts, WorkloadProfile, merge
+from retuned.stages.proposal import is_tunable
 from retuned_operator.controllers import objects, tunables
 from retuned_operator.controllers.cluster_view import ClusterView, baseline, target_of
 from retuned_operator.controllers.ports import BY_TARGET, OpenDrift
@@ -94,8 +95,6 @@ class HypothesisController:
         They need no drift: a choice that was never right is as good a reason.
         """
         world, now = self._world, self._world.clock.now()
-        if world.tunables is None:
-            return
         caches, namespace = world.caches, target.metadata.namespace
         policies = objects.policies(caches.list(POLICIES, namespace=namespace))
         tried = caches.by(EXPERIMENTS, BY_TARGET, target.full_name)
@@ -107,14 +106,14 @@ class HypothesisController:
         open_ones = {each.spec.kernel for each in proposals if not each.status.phase.is_terminal}
         untried: dict[str, Untried] = {}
         for name, posts in tunables.fresh(world.tunables.of(target.full_name), now=now).items():
-            incumbent = world.kernels.incumbent(name, target=target)
+            launched = world.tunables.launched(target.full_name, name)
             facts = tunables.TunableFacts(
                 name=name,
                 posts=posts,
                 earlier=[each for each in earlier if each.spec.kernel.name == name],
                 proposals=name in open_ones,
                 baseline=baseline(world, target, name),
-                incumbent=None if incumbent is None else incumbent.digest,
+                incumbent=None if launched is None else launched.incumbent.digest,
                 environment=target.status.environment,
             )
             answer = tunables.believed(facts, now=now)
@@ -245,7 +244,7 @@ def planned_for(
     if most < budget.max_candidates:
         budget = budget.model_copy(update={"max_candidates": most})
     # a server's own kernel goes to nobody, and no other source of it could be judged
-    alone = world.kernels.is_live(belief.definition, target=target)
+    alone = is_tunable(belief.definition) or world.kernels.is_live(belief.definition, target=target)
     return plan(
         belief,
         incumbent=live,

@@ -14,8 +14,8 @@ from retuned.api.target import TargetMode
 from retuned.control.facts import PolicyFact
 from retuned.control.outcome import code_of, conclude, searched
 from retuned.stages.gate import utc_minute
-from retuned.stages.hypothesis import TUNABLE, Hypothesis
-from retuned.stages.proposal import AgainLimits, Proposal, Refusal, propose_again
+from retuned.stages.hypothesis import Hypothesis
+from retuned.stages.proposal import AgainLimits, Proposal, Refusal, is_tunable, propose_again
 from retuned_operator.controllers import experiment_facts, objects
 from retuned_operator.controllers.cluster_view import ClusterView, baseline, target_of
 from retuned_operator.controllers.hypothesis import allowing, planned_for
@@ -99,7 +99,7 @@ def _refined(
     if (live, environment) != (spec.baseline.digest, spec.environment):
         detail = "another variant runs now, or on something else"
         return NextAction(type=REFINED, reason="world-changed", detail=detail)
-    if spec.kernel.name.startswith(TUNABLE):
+    if is_tunable(spec.kernel.name):
         answer = searched(world.ledger.findings(resource), ())
         detail = answer.sentence if answer else "what was found is as much as was believed"
         return NextAction(type=REFINED, reason=code_of(answer), detail=detail)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from retuned.api.agent import TunablePost
 from retuned.api.values import ApiModel
-from retuned.contract import Solution, TrustClass, Workload
+from retuned.contract import Digest, Guard, Solution, TrustClass, Workload
 from retuned.control import ResultFact
 from retuned.control.analysis import Compared
 from retuned.ports import Finding
@@ -21,7 +21,7 @@ from retuned.stages.drift import DriftReport
 from retuned.stages.gate.limits import Metric
 from retuned.stages.hypothesis import Hypothesis, Untried
 from retuned.stages.profile import Counts, SignatureStat, WorkloadProfile
-from retuned.stages.proposal import Proposal
+from retuned.stages.proposal import Proposal, TableText, variant_of
 from retuned.stages.verdict import EvidenceFault, ServerEnvironment, Verdict
 from retuned_operator.agent_api.reports import PodReports
 from retuned_operator.kube.resources import Obj, Resource
@@ -156,6 +156,109 @@ class Signals(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchedSizes:
+    """One size class of a tunable, over all processes of a target's servers."""
+
+    axes: Mapping[str, int] = field(hash=False)
+    """Upper end of each axis."""
+    captured: int = 0
+    """Launches during captures of graphs."""
+    sizes: tuple[int, ...] = ()
+    """Exact sizes on the first axis of captured launches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchedTunable:
+    """What the servers of a target launch now of one tunable; all of their processes agree."""
+
+    definition: str
+    """Id of the tunable."""
+    family: str
+    module: str
+    """Module of the kernel, for people."""
+    source: str
+    """Digest of the kernel's source."""
+    frozen: Mapping[str, Any] | None = field(default=None, hash=False)
+    """Configuration that an autotuner chose once for all sizes, also while a table hides it; None
+    of others."""
+    ways: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """``on`` or a reason code, by way of change."""
+    asked: tuple[LaunchedSizes, ...] = ()
+    """Size classes."""
+    refused: str = ""
+    """Reason code if it cannot be changed in these servers, such as ``batch-invariant``."""
+
+    @property
+    def incumbent(self) -> Solution:
+        """The servers' own choice as a variant."""
+        chosen = {"frozen": dict(self.frozen)} if self.frozen is not None else {}
+        return variant_of(self.definition, [], author="server", source=self.source, **chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class PodPost:
+    """What one pod posted about one tunable, without what an experiment needs."""
+
+    pod: str
+    """Its uid."""
+    at: datetime
+    """By the operator's clock."""
+    post: TunablePost
+
+
+class Tunables(Protocol):
+    """Tunables of servers, from their pods' posts."""
+
+    def of(self, target: str) -> Mapping[str, Sequence[PodPost]]:
+        """Return the last post of each pod of a target, by tunable."""
+        ...
+
+    def launched(self, target: str, definition: str) -> LaunchedTunable | None:
+        """Return what the servers of a target launch now.
+
+        None while that is not known, and where their processes run different sources.
+        """
+        ...
+
+    def tell(self, target: str, untried: Mapping[str, Untried]) -> None:
+        """Note why tunables of a target get no experiment now."""
+        ...
+
+    def untried(self, target: str) -> Mapping[str, Untried]:
+        """Return why tunables of a target get no experiment, by tunable."""
+        ...
+
+
+class NoTunables:
+    """The tunables of servers that post none."""
+
+    def of(self, target: str) -> Mapping[str, Sequence[PodPost]]:
+        """Return nothing; see `Tunables.of`."""
+        return {}
+
+    def launched(self, target: str, definition: str) -> LaunchedTunable | None:
+        """Return None; see `Tunables.launched`."""
+        return None
+
+    def tell(self, target: str, untried: Mapping[str, Untried]) -> None:
+        """Do nothing; see `Tunables.tell`."""
+
+    def untried(self, target: str) -> Mapping[str, Untried]:
+        """Return nothing; see `Tunables.untried`."""
+        return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProvenTable:
+    """A table that was made from a win."""
+
+    solution: Digest
+    """Variant that was proven."""
+    text: str
+    """What servers get."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedWin:
     """What a trusted Job proved."""
 
@@ -163,6 +266,8 @@ class VerifiedWin:
     """What the judge said; its evidence is signed, and in the store."""
     trust: TrustClass
     """Class of the author."""
+    table: Solution | None = None
+    """The rules that won, read strictly; None where a kernel did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +323,22 @@ class Ledger(Protocol):
         TemporaryError
             If it cannot be read or kept now.
         """
+        ...
+
+    def keep_table(
+        self, table: TableText, solution: Solution, *, guard: Guard, target: str
+    ) -> None:
+        """Keep the text of a table, signed for its target; keeping it again changes nothing.
+
+        Raises
+        ------
+        TemporaryError
+            If it cannot be kept now.
+        """
+        ...
+
+    def table(self, digest: Digest) -> ProvenTable | None:
+        """Return a table by the digest of its text; None where there is none."""
         ...
 
     def task(self, experiment: KernelExperiment, role: JobRole, *, arch: str = "") -> str:
@@ -280,41 +401,6 @@ class Ledger(Protocol):
         TemporaryError
             If it cannot be read now, which says nothing about it.
         """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class PodPost:
-    """What one pod posted about one tunable, without what an experiment needs."""
-
-    pod: str
-    """Its uid."""
-    at: datetime
-    """By the operator's clock."""
-    post: TunablePost
-
-
-class Tunables(Protocol):
-    """Tunables of servers, from their pods' posts."""
-
-    def of(self, target: str) -> Mapping[str, Sequence[PodPost]]:
-        """Return the last post of each pod of a target, by tunable."""
-        ...
-
-    def incumbent(self, target: str, name: str) -> Solution | None:
-        """Return the server's own choice as a variant; None for an unknown tunable."""
-        ...
-
-    def needs(self, target: str, name: str) -> Mapping[str, Any] | None:
-        """Return what an experiment needs of the server; None where it is not known now."""
-        ...
-
-    def tell(self, target: str, untried: Mapping[str, Untried]) -> None:
-        """Note why tunables of a target get no experiment now."""
-        ...
-
-    def untried(self, target: str) -> Mapping[str, Untried]:
-        """Return why tunables of a target get no experiment, by tunable."""
         ...
 
 

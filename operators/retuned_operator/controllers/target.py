@@ -62,8 +62,7 @@ class Targets:
         now = self._world.clock.now()
         status = observed(target, pods, heard, now=now)
         status = with_place(target, status, no_place(target, self._jobs), now=now)
-        if self._world.tunables is not None:
-            status = with_tunables(status, self._world.tunables, target=key)
+        status = with_tunables(status, self._world.tunables, target=key)
         self._acting.status(TARGETS, target, status)
         return again_s(key) if pods else None
 

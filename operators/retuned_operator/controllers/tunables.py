@@ -77,7 +77,7 @@ def believed(
 
 def _refused(facts: TunableFacts, now: datetime) -> Untried | None:
     """Return why nothing can be tried whatever the traffic is; None if something can."""
-    if not facts.posts or facts.environment is None or facts.baseline is None:
+    if not facts.posts or facts.environment is None:
         return Untried(reason=NotTried.NO_TRAFFIC, detail="no pod has posted it lately")
     refused = next((post.refused for post in facts.posts if post.refused), "")
     if refused:
@@ -86,6 +86,8 @@ def _refused(facts: TunableFacts, now: datetime) -> Untried | None:
     if len(sources) > 1 or any(post.differs for post in facts.posts):
         detail = f"{len(facts.posts)} pods have {len(sources)} sources, or processes differ"
         return Untried(reason=NotTried.PROCESSES_DIFFER, detail=detail)
+    if facts.baseline is None:
+        return Untried(reason=NotTried.NO_TRAFFIC, detail="what runs is not known yet")
     if facts.proposals or any(not each.status.phase.is_terminal for each in facts.earlier):
         return Untried(reason=NotTried.UNDER_WAY, detail="see `kubectl retuned history`")
     failed = _failed(facts, now)

@@ -9,7 +9,7 @@ from typing import Any
 
 from retuned.errors import UnreadableInput
 from retuned.stages.gate import TuningFreeze as Sign
-from retuned.stages.hypothesis import TUNABLE
+from retuned.stages.proposal import TUNABLE
 from retuned.text import ago, print_table, say, short_id, stdout
 from retuned_operator.kube.resources import EXPERIMENTS, POLICIES, PROPOSALS, TARGETS
 from retuned_operator.kubectl.cluster_session import ClusterSession, full_name

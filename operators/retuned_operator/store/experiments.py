@@ -19,15 +19,15 @@ from retuned.api.agent import ProfileReport
 from retuned.catalog import own_definition
 from retuned.catalog.user import OwnDefinition
 from retuned.catalog.user.launch_rules import launch_data_of
-from retuned.contract import Digest, Record, Solution, TrustClass
+from retuned.contract import Digest, Guard, Record, Solution, TrustClass
 from retuned.control import ResultFact
-from retuned.errors import TemporaryError, UnreadableInput
+from retuned.errors import CandidateError, TemporaryError, UnreadableInput
 from retuned.experiment.messages import FindingRecord
 from retuned.experiment.pod_task import COMPILE_GATES
 from retuned.lab.evidence_check import wrong_with
 from retuned.ports import Finding, Spans, Store
 from retuned.stages.hypothesis import Hypothesis
-from retuned.stages.proposal import Proposal
+from retuned.stages.proposal import Proposal, TableText, is_tunable, verified
 from retuned.stages.verdict import (
     Claim,
     EvidenceFault,
@@ -40,7 +40,7 @@ from retuned.store.envelopes import seal, unseal
 from retuned.store.keys import Ed25519Notary
 from retuned.telemetry.spans import NoSpans
 from retuned_operator.agent_api.ports import PodRecord, Receipt, Said
-from retuned_operator.controllers.ports import OpenDrift, VerifiedWin
+from retuned_operator.controllers.ports import OpenDrift, ProvenTable, VerifiedWin
 from retuned_operator.llm_quota import LlmQuota
 from retuned_operator.manifests.jobs import MAX_TASK_BYTES, WORK_DIR
 from retuned_operator.schema import JobRole, KernelExperiment
@@ -48,6 +48,7 @@ from retuned_operator.store.artifacts import ArtifactFolders, is_bound
 from retuned_operator.store.kernels import LiveKernels
 from retuned_operator.store.reports import HYPOTHESIS, SOLUTION, StoreInbox
 from retuned_operator.store.results import Collector, PodResult, ResultFolder
+from retuned_operator.store.tables import TableStore
 from retuned_operator.store.tunables import PodTunables
 
 _MAX_SOLUTIONS = 8
@@ -244,6 +245,7 @@ class StoreLedger:
         self._store = store
         self._notary = notary
         self._artifacts = ArtifactFolders(artifacts, notary)
+        self._tables = TableStore(store, self._artifacts)
         self._results = results
         self._collector = collector
 
@@ -282,12 +284,17 @@ class StoreLedger:
             why = doubt.detail if doubt else "it left no evidence"
             log.error("%s: what %s proved is not believed: %s", uid, pod_uid, why)
             return None
-        if not self._keep_artifact(experiment, found, best.solution):
+        table = None
+        if is_tunable(experiment.spec.kernel.name):
+            table = self._read_table(experiment, best.solution)
+            if table is None:
+                return None
+        elif not self._keep_artifact(experiment, found, best.solution):
             log.error("%s: %s left no artifact of %s", uid, pod_uid, best.solution.digest)
             return None
         digest = self._store.put_blob(seal(raw, notary=self._notary))
         verdict = best.verdict.model_copy(update={"evidence": digest})
-        return VerifiedWin(verdict=verdict, trust=best.solution.trust)
+        return VerifiedWin(verdict=verdict, trust=best.solution.trust, table=table)
 
     def task(self, experiment: KernelExperiment, role: JobRole, *, arch: str = "") -> str:
         """Return the lab's task; see `Ledger.task` and `Tasks`."""
@@ -312,8 +319,14 @@ class StoreLedger:
             return EvidenceFault.MISSING if missing else EvidenceFault.ALTERED
         if doubt is not None or document is None:
             return doubt.fault if doubt else EvidenceFault.UNREADABLE
+        candidate = proposal.artifact
+        if is_tunable(proposal.definition):
+            proven = self._tables.proven(proposal)
+            if proven is None:
+                return EvidenceFault.CONTRADICTED
+            candidate = proven
         claim = Claim(
-            candidate=proposal.artifact,
+            candidate=candidate,
             incumbent=proposal.baseline,
             plan=proposal.experiment,
             environment=document.environment.digest,
@@ -365,6 +378,30 @@ class StoreLedger:
     def artifact(self, digest: Digest) -> Mapping[str, bytes] | None:
         """Return the files of an artifact; see `ArtifactFolders.files`."""
         return self._artifacts.files(digest)
+
+    def keep_table(
+        self, table: TableText, solution: Solution, *, guard: Guard, target: str
+    ) -> None:
+        """Keep the text of a table; see `Ledger.keep_table`."""
+        self._tables.keep(table, solution, guard=guard, target=target)
+
+    def table(self, digest: Digest) -> ProvenTable | None:
+        """Return a table; see `Ledger.table`."""
+        found = self._tables.find(digest)
+        return None if found is None else ProvenTable(solution=found.solution, text=found.text)
+
+    def _read_table(self, experiment: KernelExperiment, solution: Solution) -> Solution | None:
+        """Return the rules that a pod delivered, made again as a variant; None where it has more.
+
+        It is kept: a table is compared with it before each swap.
+        """
+        try:
+            table = verified(solution, experiment.spec.kernel.name)
+        except CandidateError as error:
+            log.error("%s: what was delivered is refused: %s", experiment.metadata.uid, error)
+            return None
+        self._store.add(SOLUTION, table.digest, table.model_dump(mode="json"), phase="final")
+        return table
 
     def _keep_artifact(
         self, experiment: KernelExperiment, found: PodResult, solution: Solution

@@ -33,11 +33,9 @@ from retuned.contract import AxisConst, Language, Solution, TrustClass, Workload
 from retuned.errors import Refused, RetunedError, UsageError
 from retuned.lifting.store_records import Geometries, LiftedRecord, same_launches
 from retuned.ports import Store
-from retuned.stages.hypothesis import TABLE_STRUCTURE, TUNABLE
 from retuned.stages.profile import ProfileSettings
 from retuned_operator.controllers.ports import Dims, LiveShapes
 from retuned_operator.schema import TuningTarget
-from retuned_operator.store.tunables import PodTunables
 
 log = logging.getLogger(__name__)
 
@@ -356,35 +354,23 @@ class CatalogKernels:
     ----------
     live
         What pods have lifted; None knows nothing of live kernels.
-    tunables
-        Tunables that pods have posted; None knows none.
     buckets
         How profiles round lengths.
     """
 
     def __init__(
-        self,
-        live: LiveKernels | None = None,
-        *,
-        tunables: PodTunables | None = None,
-        buckets: ProfileSettings | None = None,
+        self, live: LiveKernels | None = None, *, buckets: ProfileSettings | None = None
     ) -> None:
         self._live = live
-        self._tunables = tunables
         self._buckets = buckets or ProfileSettings()
 
     def incumbent(self, definition: str, *, target: TuningTarget) -> Solution | None:
         """Return what such servers come with; None for a kernel that nobody knows."""
-        if definition.startswith(TUNABLE):
-            known = self._tunables
-            return None if known is None else known.incumbent(target.full_name, definition)
         entry = self._entry(definition, target)
         return None if entry is None else entry.incumbent
 
     def structures(self, definition: str, *, target: TuningTarget) -> tuple[str, ...]:
         """Return the source structures that a search can look at; empty where nobody knows any."""
-        if definition.startswith(TUNABLE):
-            return (TABLE_STRUCTURE,)
         entry = self._entry(definition, target)
         return () if entry is None else tuple(space.name for space in entry.spaces)
 
@@ -405,7 +391,7 @@ class CatalogKernels:
 
     def is_live(self, definition: str, *, target: TuningTarget) -> bool:
         """Whether it is a kernel that servers have no slot for before it is swapped."""
-        return definition.startswith(TUNABLE) or self._own(definition, target) is not None
+        return self._own(definition, target) is not None
 
     def _own(self, definition: str, target: TuningTarget) -> OwnDefinition | None:
         return None if self._live is None else self._live.find(target.full_name, definition)

@@ -21,6 +21,7 @@ from retuned_operator.controllers.ports import Kernels
 from retuned_operator.review.ports import ReviewEvidence
 from retuned_operator.schema import TuningTarget
 from retuned_operator.store.reports import DRIFT, PROFILE, SOLUTION
+from retuned_operator.store.tables import shown_table
 
 _PHASES = ("new", "noted", "answered")
 _LOOKED_AT = 3
@@ -61,8 +62,10 @@ class StoredReviews:
         return ReviewEvidence(document=found.document, doubt=found.doubt)
 
     def solution(self, digest: Digest) -> Solution | None:
-        """Return a variant; None where its source is not kept."""
+        """Return a variant, of a table all of its rules; None where its source is not kept."""
         stored = self._store.get(SOLUTION, digest)
+        if stored is None:
+            return shown_table(self._store, digest)
         try:
             return Solution.model_validate(stored.body) if stored is not None else None
         except ValidationError:

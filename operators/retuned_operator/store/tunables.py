@@ -16,11 +16,10 @@ from datetime import datetime
 from typing import Any
 
 from retuned.api.agent import TunablePost
-from retuned.contract import Solution
 from retuned.errors import Refused
-from retuned.stages.hypothesis import Untried, table_variant
+from retuned.stages.hypothesis import Untried
 from retuned_operator.agent_api.ports import PodRecord
-from retuned_operator.controllers.ports import PodPost
+from retuned_operator.controllers.ports import LaunchedSizes, LaunchedTunable, PodPost
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +39,8 @@ class PodTunables:
         self._needs: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._bytes, self._most_bytes = 0, most_bytes
         self._untried: dict[str, dict[str, Untried]] = {}
+        self._frozen: dict[tuple[str, str], dict[str, Any]] = {}
+        """The one choice of an autotuner, which a table hides."""
 
     def take(self, pod: PodRecord, post: TunablePost, *, at: datetime) -> None:
         """Keep a post in place of the pod's last one.
@@ -57,6 +58,8 @@ class PodTunables:
             short = PodPost(pod.uid, at, post.model_copy(update={"text": "{}"}))
             known.setdefault(post.name, {})[pod.uid] = short
             self._keep((pod.target, post.name), post.text)
+            if post.frozen:
+                self._frozen[pod.target, post.name] = json.loads(post.frozen)
 
     def _keep(self, key: tuple[str, str], text: str) -> None:
         self._bytes += len(text) - len(self._needs.pop(key, ""))
@@ -80,14 +83,26 @@ class PodTunables:
             text = self._needs.get((target, name))
         return None if text is None else dict(json.loads(text))
 
-    def incumbent(self, target: str, name: str) -> Solution | None:
-        """Return the server's own choice as a variant; None for an unknown tunable."""
-        posts = self.of(target).get(name, ())
-        if not posts:
+    def launched(self, target: str, definition: str) -> LaunchedTunable | None:
+        """Return what the servers of a target launch now; see `Tunables.launched`."""
+        posts, needs = self.of(target).get(definition, ()), self.needs(target, definition)
+        if not posts or needs is None:
             return None
         newest = max(posts, key=lambda each: each.at).post
-        chosen = {"frozen": json.loads(newest.frozen)} if newest.frozen else {}
-        return table_variant(name, [], author="server", source=newest.source, **chosen)
+        if newest.differs or len({each.post.source for each in posts}) > 1:
+            return None
+        report = needs["report"]
+        frozen = json.loads(newest.frozen) if newest.frozen else None
+        return LaunchedTunable(
+            definition=definition,
+            family=newest.family,
+            module=newest.module,
+            source=newest.source,
+            frozen=frozen or self._frozen.get((target, definition)),
+            ways={str(k): str(v) for k, v in dict(report.get("ways") or {}).items()},
+            asked=tuple(_sizes(each) for each in report.get("asked") or ()),
+            refused=next((each.post.refused for each in posts if each.post.refused), ""),
+        )
 
     def tell(self, target: str, untried: Mapping[str, Untried]) -> None:
         """Note why tunables of a target get no experiment now."""
@@ -110,9 +125,18 @@ class PodTunables:
                     if not posts:
                         del tunables[name]
                         self._bytes -= len(self._needs.pop((target, name), ""))
+                        self._frozen.pop((target, name), None)
                 if not tunables:
                     del self._posts[target]
                     self._untried.pop(target, None)
+
+
+def _sizes(body: Mapping[str, Any]) -> LaunchedSizes:
+    return LaunchedSizes(
+        axes=dict(body.get("axes") or {}),
+        captured=int(body.get("captured") or 0),
+        sizes=tuple(body.get("sizes") or ()),
+    )
 
 
 def _check(post: TunablePost) -> None:

@@ -29,6 +29,7 @@ from retuned.telemetry.prometheus import FakeTelemetry
 from retuned_operator.agent_api import Receipt, desired_orders
 from retuned_operator.agent_api.ports import PodRecord
 from retuned_operator.controllers.job_requests import EVOLVE
+from retuned_operator.controllers.ports import Tunables
 from retuned_operator.kube.resources import (
     DECISIONS,
     EVENTS,
@@ -67,7 +68,8 @@ class Cluster:
         self.namespace = self.server.namespace
         self.api = Faulty(self.server.writes)
         self.ledger = FakeLedger()
-        self.tunables = PodTunables()
+        self.posts = PodTunables()
+        self.tunables: Tunables = self.posts
         self.signals = FakeSignals()
         self.telemetry = FakeTelemetry()
         self.jobs = jobs or JobSettings(image="lab", gpu_models={"MI300X": {"model": "MI300X"}})

@@ -9,14 +9,14 @@ from unittest import mock
 
 from tests.operators import examples
 
-from retuned.contract import Guard, Solution, TrustClass, Workload
+from retuned.contract import Digest, Guard, Solution, TrustClass, Workload
 from retuned.control import ResultFact
 from retuned.control.analysis import Compared
 from retuned.ports import Finding
 from retuned.stages.gate.limits import Metric
-from retuned.stages.hypothesis import TUNABLE, Hypothesis
+from retuned.stages.hypothesis import Hypothesis
 from retuned.stages.profile import SignatureStat
-from retuned.stages.proposal import Proposal
+from retuned.stages.proposal import Proposal, TableText
 from retuned.stages.verdict import (
     EvidenceFault,
     Interval,
@@ -33,10 +33,10 @@ from retuned_operator.controllers.ports import (
     EventSubject,
     LiveShapes,
     OpenDrift,
+    ProvenTable,
     VerifiedWin,
 )
 from retuned_operator.schema import JobRole, KernelExperiment, TuningTarget
-from retuned_operator.store.tunables import PodTunables
 
 KERNEL = "rmsnorm_h512"
 ANOTHER = "rope_h512"
@@ -56,6 +56,7 @@ class FakeLedger:
         self.reports: list[OpenDrift] = []
         self.beliefs: list[Hypothesis] = []
         self.tried: list[Finding] = []
+        self.tables: dict[Digest, ProvenTable] = {}
         self.collecting: Callable[[KernelExperiment], object] = lambda _: None
 
     def belief(self, id: str) -> Hypothesis | None:
@@ -97,6 +98,14 @@ class FakeLedger:
         self.tasks.append((experiment.metadata.name, role, arch))
         return "{}"
 
+    def keep_table(
+        self, table: TableText, solution: Solution, *, guard: Guard, target: str
+    ) -> None:
+        self.tables[table.digest] = ProvenTable(solution=solution.digest, text=table.text)
+
+    def table(self, digest: Digest) -> ProvenTable | None:
+        return self.tables.get(digest)
+
     def share(self, hypothesis: str) -> float:
         return 0.2
 
@@ -135,14 +144,9 @@ class FakeSignals:
 
 
 class FakeKernels:
-    """A catalog with two kernels, of which only the digest counts, and what pods posted."""
-
-    def __init__(self, tunables: PodTunables | None = None) -> None:
-        self._tunables = tunables or PodTunables()
+    """A catalog with two kernels, of which only the digest counts."""
 
     def incumbent(self, definition: str, *, target: TuningTarget) -> Solution | None:
-        if definition.startswith(TUNABLE):
-            return self._tunables.incumbent(target.full_name, definition)
         return (
             mock.Mock(spec=Solution, digest=ORIGINAL)
             if definition in (KERNEL, ANOTHER, LIVE)
@@ -167,7 +171,7 @@ class FakeKernels:
         return shapes
 
     def is_live(self, definition: str, *, target: TuningTarget) -> bool:
-        return definition == LIVE or definition.startswith(TUNABLE)
+        return definition == LIVE
 
 
 class NoArchive:

@@ -25,6 +25,7 @@ from retuned_operator.controllers import (
     objects,
 )
 from retuned_operator.controllers.caches import INDICES, StoreCaches
+from retuned_operator.controllers.ports import Tunables
 from retuned_operator.kube.informer import ObjectCache, key_of
 from retuned_operator.kube.resources import (
     DECISIONS,
@@ -39,7 +40,6 @@ from retuned_operator.kube.resources import (
     Resource,
 )
 from retuned_operator.manifests import JobSettings
-from retuned_operator.store.tunables import PodTunables
 
 OURS = (TARGETS, POLICIES, EXPERIMENTS, PROPOSALS, DECISIONS, FREEZES, PODS, JOBS)
 
@@ -53,7 +53,7 @@ class Surroundings(Protocol):
     spans: Spans | None
     signals: FakeSignals
     ledger: FakeLedger
-    tunables: PodTunables
+    tunables: Tunables
     jobs: JobSettings
     generators: tuple[str, ...]
 
@@ -85,10 +85,10 @@ class Operator:
             reports=self.reports,
             signals=cluster.signals,
             ledger=cluster.ledger,
-            kernels=FakeKernels(cluster.tunables),
-            tunables=cluster.tunables,
+            kernels=FakeKernels(),
             clock=cluster.clock,
             generators=cluster.generators,
+            tunables=cluster.tunables,
         )
         acting, world = self.acting, self.world
         self.controllers = (

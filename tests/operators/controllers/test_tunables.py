@@ -64,8 +64,9 @@ def record(pod: str = "chat-0") -> PodRecord:
 def facts(*posts: TunablePost, **changed: Any) -> TunableFacts:
     kept = PodTunables()
     kept.take(record(), post(), at=OPEN)
-    own = kept.incumbent(TARGET, NAME)
-    assert own is not None
+    launched = kept.launched(TARGET, NAME)
+    assert launched is not None
+    own = launched.incumbent
     return replace(
         TunableFacts(
             name=NAME,
@@ -130,7 +131,7 @@ def test_old_posts_do_not_count() -> None:
 
 def asked(cluster: Cluster) -> KernelExperiment:
     for pod in ("chat-0", "chat-1"):
-        cluster.tunables.take(record(pod), post(pod), at=cluster.clock.now())
+        cluster.posts.take(record(pod), post(pod), at=cluster.clock.now())
     cluster.until(lambda: bool(cluster.experiments()))
     (experiment,) = cluster.experiments()
     return experiment
@@ -145,14 +146,14 @@ def test_posts_become_one_experiment_without_any_drift() -> None:
     assert experiment.spec.search.generators == ("search",)
     assert experiment.spec.search.structures == ("table",)
     assert experiment.spec.policy_ref.name == "prod"
-    own = cluster.tunables.incumbent(TARGET, NAME)
-    assert own is not None
-    assert experiment.spec.baseline.digest == own.digest
+    launched = cluster.posts.launched(TARGET, NAME)
+    assert launched is not None
+    assert experiment.spec.baseline.digest == launched.incumbent.digest
     for pod in ("chat-0", "chat-1"):
-        cluster.tunables.take(record(pod), post(pod), at=cluster.clock.now())
+        cluster.posts.take(record(pod), post(pod), at=cluster.clock.now())
     cluster.turn()
     assert len(cluster.experiments()) == 1
-    assert cluster.tunables.untried(TARGET)[NAME].reason is NotTried.UNDER_WAY
+    assert cluster.posts.untried(TARGET)[NAME].reason is NotTried.UNDER_WAY
     cluster.turn()
     (target,) = cluster.all(TARGETS)
     (state,) = target["status"]["tunables"]
@@ -175,9 +176,9 @@ def ended(cluster: Cluster, phase: ExperimentPhase) -> None:
 
 def look(cluster: Cluster, minutes: float = 1.0) -> Untried | None:
     cluster.clock.advance(60.0 * minutes)
-    cluster.tunables.take(record(), post(), at=cluster.clock.now())
+    cluster.posts.take(record(), post(), at=cluster.clock.now())
     cluster.turn()
-    return cluster.tunables.untried(TARGET).get(NAME)
+    return cluster.posts.untried(TARGET).get(NAME)
 
 
 def test_what_was_searched_without_a_gain_is_not_searched_again() -> None:

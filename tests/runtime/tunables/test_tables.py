@@ -371,3 +371,36 @@ def test_no_secret_is_reported(world: World, monkeypatch: pytest.MonkeyPatch) ->
     assert "VLLM_API_KEY" not in variables
     assert variables["VLLM_CACHE_ROOT"] == "/cache"
     assert world.service.state({})["environment"]["executable"] == sys.executable
+
+
+def test_an_order_that_was_rolled_back_comes_into_force_again_under_a_later_epoch(
+    world: World,
+) -> None:
+    name = world.ids[0]
+    text = table(name)
+
+    def swap() -> dict[str, Any]:
+        request = world.order(text, id="p")
+        world.service.prepare(request)
+        return {**world.service.commit(request), "request": request["order"]}
+
+    first = swap()
+    assert swap()["already"] is True, "it is in force"
+    world.back(first)
+    assert world.report(name)["table"] is None
+    again = swap()
+    assert (again["already"], world.report(name)["table"]["epoch"]) == (False, world.epoch)
+    stale = world.order(text, id="p", epoch=1)
+    world.back(again)
+    with raises_code(Refused, "not-prepared"):
+        world.service.commit(stale)
+
+
+def test_an_order_that_is_prepared_again_under_a_later_epoch_can_be_committed(
+    world: World,
+) -> None:
+    text = table(world.ids[0])
+    early, late = (world.order(text, id="p") for _ in range(2))
+    world.service.prepare(early)
+    world.service.prepare(late)
+    assert world.service.commit(late)["already"] is False

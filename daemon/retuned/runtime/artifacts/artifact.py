@@ -104,18 +104,9 @@ def read_artifact(
         ``artifact-missing``, ``artifact-outside``, ``artifact-invalid``, ``artifact-too-large``,
         ``artifact-tampered``, ``entry-digest-differs``, ``digest-mismatch``, or as `Trust.check`.
     """
-    try:
-        resolved = folder.resolve(strict=True)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise Refused("artifact-missing", detail=f"{folder}: {error}") from error
-    if within is not None and not resolved.is_relative_to(within.resolve()):
-        raise Refused("artifact-outside", detail=f"{folder} is not inside {within}")
-    manifest = _read_file(resolved / MANIFEST_FILE, limit=MAX_MANIFEST_BYTES)
-    if trust is not None:
-        signature = _signature(resolved)
-        trust.check(
-            manifest, signature=signature, artifact=digest, definition=definition, target=target
-        )
+    manifest, resolved = read_signed(
+        folder, digest=digest, within=within, trust=trust, definition=definition, target=target
+    )
     body = _manifest(manifest)
     if body.get("digest") != digest:
         raise Refused("digest-mismatch", detail=f"{folder} contains {body.get('digest')!r:.80}")
@@ -146,6 +137,40 @@ def read_artifact(
         intercept=body.get("intercept"),
         precompiled=_precompiled(body, resolved),
     )
+
+
+def read_signed(
+    folder: Path,
+    *,
+    digest: str,
+    within: Path | None = None,
+    trust: Trust | None = None,
+    definition: str = "",
+    target: str = "",
+) -> tuple[bytes, Path]:
+    """Return the bytes of a manifest whose signature was verified, and the resolved folder.
+
+    The parameters are those of `read_artifact`.
+
+    Raises
+    ------
+    Refused
+        ``artifact-missing``, ``artifact-outside``, ``artifact-invalid``, ``artifact-too-large``, or
+        as `Trust.check`.
+    """
+    try:
+        resolved = folder.resolve(strict=True)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise Refused("artifact-missing", detail=f"{folder}: {error}") from error
+    if within is not None and not resolved.is_relative_to(within.resolve()):
+        raise Refused("artifact-outside", detail=f"{folder} is not inside {within}")
+    manifest = _read_file(resolved / MANIFEST_FILE, limit=MAX_MANIFEST_BYTES)
+    if trust is not None:
+        signature = _signature(resolved)
+        trust.check(
+            manifest, signature=signature, artifact=digest, definition=definition, target=target
+        )
+    return manifest, resolved
 
 
 def check_solution_digest(body: Mapping[str, Any], binary: bytes, *, digest: str) -> None:

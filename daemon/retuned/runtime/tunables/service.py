@@ -316,7 +316,7 @@ class Tunables:
         order = self._read(request, "swap")
         tunable = self._of(order)
         with self._lock:
-            if order.id in self._outcomes or order.id in self._prepared:
+            if self._done(order) is not None or self._prepared.get(order.id) == order:
                 return {"already": True}
         self._check_fits(tunable, order.change)
         fitting = []
@@ -360,7 +360,7 @@ class Tunables:
         order = self._read(request, "swap")
         tunable = self._of(order)
         with self._lock:
-            done = self._outcomes.get(order.id)
+            done = self._done(order)
             if done is not None:
                 self._repeated(order)
                 return {"already": True, **done}
@@ -386,7 +386,7 @@ class Tunables:
         order = self._read(request, "rollback")
         tunable = self._of(order)
         with self._lock:
-            done = self._outcomes.get(order.id)
+            done = self._done(order)
             if done is not None:
                 self._repeated(order)
                 return {"already": True, **done}
@@ -485,6 +485,15 @@ class Tunables:
             return
         if tunable.table is table:
             tunable.cold = tuple(rule for rule in tunable.cold if rule not in ready)
+
+    def _done(self, order: TableOrder) -> dict[str, Any] | None:
+        """Return the result of an order that is in force; None of one that came before another.
+
+        A proposal that was rolled back may be ordered again, under a later epoch.
+        """
+        status = self._statuses.get(order.definition)
+        in_force = status is not None and status.order == order.id
+        return self._outcomes.get(order.id) if in_force else None
 
     def _repeated(self, order: TableOrder) -> None:
         """Adopt the later epoch of an order that is in force already."""

@@ -22,21 +22,16 @@ from retuned.stages.hypothesis.refine import (
     tally,
 )
 from retuned.stages.hypothesis.tunables import (
-    TABLE_FILE,
     TABLE_STRUCTURE,
-    TUNABLE,
     NotTried,
     Untried,
     UsedClass,
     believe_in_table,
-    table_variant,
     together,
 )
 
 __all__ = [
-    "TABLE_FILE",
     "TABLE_STRUCTURE",
-    "TUNABLE",
     "Attempt",
     "Hypothesis",
     "HypothesisSettings",
@@ -57,7 +52,6 @@ __all__ = [
     "look_elsewhere",
     "outlook",
     "refine",
-    "table_variant",
     "tally",
     "together",
     "unseen",

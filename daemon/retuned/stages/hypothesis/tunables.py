@@ -6,21 +6,15 @@ to drift: a choice that was never right is as good a reason as traffic that move
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
-from retuned.contract import Language, Solution, SourceFile, TrustClass, Workload
+from retuned.contract import Workload
 from retuned.stages.hypothesis.records import Hypothesis, HypothesisSettings, lengths, named
 
 TABLE_STRUCTURE = "table"
 """The only source structure of a tunable."""
-TABLE_FILE = "table.json"
-"""File of a table's rules in a variant."""
-TUNABLE = "tunable:"
-"""Begin of every tunable's id."""
 LEAST_LAUNCHES = 8
 """Fewest launches of a size class in the observed time."""
 
@@ -209,23 +203,3 @@ def _too_little(
         f"{settings.min_saving:.2%} are required"
     )
     return Untried(reason=NotTried.SAVING_TOO_SMALL, detail=detail)
-
-
-def table_variant(
-    definition: str, rules: Sequence[Mapping[str, Any]], *, author: str, **about: object
-) -> Solution:
-    """Return a table as a variant; the same rules give the same digest.
-
-    `about` names what the server chose besides, for an incumbent.
-    """
-    text = json.dumps({"rules": list(rules), **about}, indent=1, sort_keys=True)
-    return Solution(
-        name=f"{definition}.table"[:128],
-        definition=definition,
-        language=Language.LIBRARY,
-        entry="table",
-        sources=(SourceFile(path=TABLE_FILE, content=text),),
-        structure=TABLE_STRUCTURE,
-        trust=TrustClass.PARAMETERS,
-        author=author,
-    )

@@ -1,4 +1,4 @@
-"""Stage 7, proposal: whether a validated win is worth a swap, at which risk, for which shapes.
+"""Proposals: whether a validated win is worth a swap, at which risk, for which shapes.
 
 It turns a verdict into a proposal or a refusal, and decides when an expired win is proposed again.
 Pure.
@@ -17,19 +17,6 @@ from pydantic import AwareDatetime, Field, SerializerFunctionWrapHandler, model_
 from retuned.contract import Digest, Guard, Name, Record, TrustClass, digest_of
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.verdict import Interval, Status, Verdict
-
-__all__ = [
-    "AgainLimits",
-    "Proposal",
-    "ProposalLimits",
-    "Refusal",
-    "RefusalReason",
-    "Risk",
-    "covered_share",
-    "proposal_id",
-    "propose",
-    "propose_again",
-]
 
 
 class Risk(StrEnum):
