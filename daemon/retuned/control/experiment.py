@@ -45,14 +45,35 @@ _LOOK_AGAIN = timedelta(seconds=30)
 _P = ExperimentPhase
 
 
-def pipeline_of(*, generates: bool, compiles: bool) -> tuple[JobRole, ...]:
+_TUNABLE = "tunable:"
+
+
+def is_tunable(kernel: str) -> bool:
+    """Whether a name is a tunable's: its experiments try launch parameters of the server's kernel.
+
+    Examples
+    --------
+    >>> is_tunable("tunable:moe:fused_moe_kernel:9212b0cc"), is_tunable("rmsnorm_h512")
+    (True, False)
+    """
+    return kernel.startswith(_TUNABLE)
+
+
+def pipeline_of(*, generates: bool, compiles: bool, tunable: bool = False) -> tuple[JobRole, ...]:
     """Return the Jobs of an experiment, in order.
+
+    For a tunable it is the trusted one alone: no generated code runs, so one run searches and
+    measures.
 
     Examples
     --------
     >>> [str(role) for role in pipeline_of(generates=False, compiles=True)]
     ['compile', 'search', 'verify']
+    >>> [str(role) for role in pipeline_of(generates=True, compiles=True, tunable=True)]
+    ['verify']
     """
+    if tunable:
+        return (JobRole.VERIFY,)
     wanted = {JobRole.GENERATE: generates, JobRole.COMPILE: compiles}
     return (*(role for role in HELPERS if wanted[role]), *PIPELINE)
 
