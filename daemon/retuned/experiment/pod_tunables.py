@@ -1,4 +1,4 @@
-"""Pod of an experiment on a tunable: the lab whose child processes run in the server's container."""
+"""Pod of an experiment on a tunable: the lab with child processes in the server's container."""
 
 from __future__ import annotations
 

@@ -305,8 +305,8 @@ class Host:
             self._count += 1
             process = subprocess.Popen(
                 child_words(sys.executable, sys.version_info[:2]),
-                stdin=connection,
-                stdout=connection,
+                stdin=connection.fileno(),
+                stdout=connection.fileno(),
                 stderr=subprocess.PIPE,
                 env=child_variables(asked, own=os.environ, root=self._root, work=work),
                 cwd=folder,

@@ -35,6 +35,7 @@ from retuned_operator.controllers.ports import (
     OpenDrift,
     VerifiedWin,
 )
+from retuned_operator.manifests import ServerImage
 from retuned_operator.schema import JobRole, KernelExperiment, TuningTarget
 
 KERNEL = "rmsnorm_h512"
@@ -52,6 +53,7 @@ class FakeLedger:
         self.gone: dict[str, str] = {}
         self.faults: dict[str, EvidenceFault] = {}
         self.tasks: list[tuple[str, JobRole, str]] = []
+        self.servers: dict[str, ServerImage] = {}
         self.reports: list[OpenDrift] = []
         self.beliefs: list[Hypothesis] = []
         self.tried: list[Finding] = []
@@ -95,6 +97,9 @@ class FakeLedger:
     def task(self, experiment: KernelExperiment, role: JobRole, *, arch: str = "") -> str:
         self.tasks.append((experiment.metadata.name, role, arch))
         return "{}"
+
+    def server(self, experiment: KernelExperiment) -> ServerImage | None:
+        return self.servers.get(experiment.spec.kernel.name)
 
     def share(self, hypothesis: str) -> float:
         return 0.2
