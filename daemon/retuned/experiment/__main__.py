@@ -264,8 +264,10 @@ def _here(task: Task, role: PodRole) -> Digest:
     A role that only generates has no such environment and returns the plan's; for a tunable the
     plan's is that of the servers' container.
     """
+    if task.tunable is not None:
+        return task.plan.environment
     incumbent = _incumbent(task)
-    if role is PodRole.GENERATE or task.tunable is not None:
+    if role is PodRole.GENERATE:
         return task.plan.environment
     return environment_of(incumbent.language).digest
 
