@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import tracemalloc
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -167,6 +168,19 @@ def test_a_malformed_task_is_refused_by_place(
 ) -> None:
     with raises_code(UnreadableInput, "bad-task", "task.json", place):
         read_task(json.dumps(made()), where="task.json")
+
+
+def test_recipes_are_unpacked_no_further_than_they_are_read() -> None:
+    bomb = base64.b64encode(zlib.compress(bytes(8 * MAX_RECIPES_BYTES), level=1)).decode()
+    text = json.dumps(changed(recipes=bomb))
+    tracemalloc.start()
+    try:
+        with raises_code(UnreadableInput, "bad-task", "tunable.recipes"):
+            read_task(text, where="task.json")
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 4 * MAX_RECIPES_BYTES
 
 
 @pytest.mark.parametrize(

@@ -93,12 +93,12 @@ def test_a_child_that_hangs_is_ended_and_another_one_answers(
         (pid,) = process.children
         with raises_code(CandidateError, "hangs"):
             child.ask({"op": "open", "recipe": recipe()}, limit_s=1.0)
-        assert not child.alive
+        states = [child.alive]
         eventually(lambda: not is_alive(pid))
         with raises_code(CandidateError, "crashed"):
             child.ask({"op": "hello"}, limit_s=2.0)
         child.restart()
-        assert child.alive
+        assert [*states, child.alive] == [False, True]
         assert child.ask({"op": "about"}, limit_s=30.0)["environment"]["cpu"].startswith("cpu:")
 
 
@@ -281,8 +281,7 @@ def test_a_line_that_is_not_understood_is_refused_with_its_reason(
 def test_a_connection_without_a_line_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_module, "_LINE_S", 0.1)
-    monkeypatch.setitem(host_module._request.__kwdefaults__, "limit_s", 0.1)
+    monkeypatch.setattr(host_module._request, "__kwdefaults__", {"limit_s": 0.1})
     with running(tmp_path, monkeypatch) as (path, _, _), connected(path, b'{"op": ') as made:
         assert json.loads(line_of(made))["reason"] == "no-request"
 
@@ -337,17 +336,26 @@ def test_a_childs_log_is_copied_up_to_a_bound_and_never_stops_it(
         assert log.getvalue().count(b"x") == CHILD_LOG_BYTES
 
 
+@pytest.mark.parametrize("leaves", [False, True])
 def test_a_descendant_of_a_child_does_not_keep_its_connection_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves: bool
 ) -> None:
-    forking = (
-        "import os, time\nif child := os.fork(): print(child, flush=True)\nelse: time.sleep(600)"
-    )
+    """One that stays in the child's process group ends with the child."""
+    forking = f"""import os, time
+child = os.fork()
+if child == 0:
+    if {leaves}: os.setsid()
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+time.sleep(0.2)
+"""
     with running(tmp_path, monkeypatch, program=forking) as (path, _, host):
         with connected(path, START) as made:
             descendant = int(line_of(made))
             assert line_of(made) == b""
         eventually(lambda: not host._children)
+        if leaves:
+            os.kill(descendant, signal.SIGKILL)  # what the end of a container does
         eventually(lambda: not is_alive(descendant))
 
 

@@ -28,6 +28,8 @@ from retuned.tunables.host import child_variables, child_words
 START_S = 240.0
 """Longest start: a server's packages take a minute to import on a slow disk."""
 _LINE_BYTES = 64 << 20
+_DETAIL = 2000
+"""Characters of why a child refuses."""
 _ATTEMPT_S = 0.1
 """Time between two attempts to reach a host that does not listen yet."""
 _SEND_S = 60.0
@@ -138,7 +140,8 @@ class Child(ABC):
         except (ValueError, EOFError, ConnectionError) as error:
             raise self._crashed() from error
         if answer.get("ok") is not True:
-            raise CandidateError(str(answer.get("reason"))[:64], detail=str(answer.get("detail")))
+            detail = str(answer.get("detail"))[:_DETAIL]
+            raise CandidateError(str(answer.get("reason"))[:64], detail=detail)
         return dict(answer)
 
     def _line(self, limit_s: float) -> bytes:

@@ -13,6 +13,7 @@ from tests.operators.controllers.memory_server import pod_of
 from tests.operators.controllers.server_pods import WORLD
 
 from retuned.api.values import camel
+from retuned.errors import Refused
 from retuned_operator.controllers.experiment import Experiments
 from retuned_operator.controllers.experiment_facts import PROPOSAL_TTL, hours_of
 from retuned_operator.kube.resources import (
@@ -356,11 +357,10 @@ def test_an_experiment_on_a_tunable_has_one_job_beside_the_servers_container() -
 def test_a_tunable_that_can_get_no_container_is_refused_with_the_reason() -> None:
     cluster = Idle(OPEN)
 
-    def unpinned(_: KernelExperiment) -> ServerImage:
-        return ServerImage(image="vllm:latest", python="/usr/bin/python3")
-
-    cluster.ledger.server = unpinned  # type: ignore[method-assign]
+    with pytest.raises(Refused) as unpinned:
+        replace(SERVED, image="vllm:latest")
     a_tunable(cluster)
+    cluster.ledger.servers[TUNABLE] = unpinned.value
     cluster.until(lambda: phases(cluster) == [P.REFUSED])
     (experiment,) = cluster.experiments()
     assert experiment.status.reason == "server-image-invalid"
