@@ -76,10 +76,12 @@ COPY daemon daemon
 COPY operators operators
 RUN /build/venv/bin/python -m hatchling build --target wheel --directory /build/wheels \
     && /build/venv/bin/pip --python /opt/retuned/venv/bin/python install --quiet --no-deps --no-index /build/wheels/*.whl \
-    && mkdir -p /delivery/retuned \
+    && mkdir -p /delivery/retuned /child \
     && cp -r /opt/retuned/venv/lib/python3*/site-packages/retuned/__init__.py \
          /opt/retuned/venv/lib/python3*/site-packages/retuned/runtime /delivery/retuned/ \
-    && find /delivery -name __pycache__ -prune -exec rm -r {} +
+    && cp -r /delivery/retuned /child/ \
+    && cp -r /opt/retuned/venv/lib/python3*/site-packages/retuned/tunables /child/retuned/ \
+    && find /delivery /child -name __pycache__ -prune -exec rm -r {} +
 
 # --- the images: any user, any root file system that cannot be written ----------------------------------------------------
 FROM base AS operator
@@ -101,6 +103,8 @@ USER 65532:65532
 
 FROM compilers AS experiment
 LABEL org.opencontainers.image.title="retuned-experiment" org.opencontainers.image.licenses="Apache-2.0"
+# What an init container copies for the server's container beside the lab: for whatever Python runs there.
+COPY --from=code /child /opt/retuned/server
 ENTRYPOINT ["python", "-m", "retuned.experiment"]
 
 FROM compilers AS server

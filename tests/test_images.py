@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.tunables.hosts import DELIVERED
+
+from retuned_operator.manifests.server_container import DELIVERED as SERVER_CODE
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
@@ -107,6 +110,21 @@ def test_the_sidecar_is_made_of_its_own_lock_alone() -> None:
     assert not [text for text in copied if "--from=" not in text]
     system = [each.text for each in instructions() if each.stage in ancestry("sidecar")]
     assert not [text for text in system if "g++" in text or "TORCH" in text]
+
+
+def test_the_container_of_a_server_gets_what_the_tests_of_its_host_run_with() -> None:
+    (build,) = (
+        each.text for each in instructions() if each.stage == "code" and "/child" in each.text
+    )
+    assert "cp -r /delivery/retuned /child/" in build
+    copied = set(re.findall(r"site-packages/retuned/(\w+(?:\.py)?)", build))
+    assert copied == set(DELIVERED)
+    delivered = [
+        each.stage
+        for each in instructions()
+        if each.name == "COPY" and each.text == f"--from=code /child {SERVER_CODE}"
+    ]
+    assert delivered == ["experiment"]
 
 
 # --- how they are built ---------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from retuned_operator.store.experiments import StoreLedger
 from retuned_operator.store.kernels import CatalogKernels, DefinitionLoad, LiveKernels, learn
 from retuned_operator.store.results import Collector, Logs, ResultFolder
 from retuned_operator.store.tunables import PodTunables
+from retuned_operator.tunable_sources import ClusterTunables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,7 @@ def open_state(
     live, tunables = LiveKernels(store), PodTunables()
     kernels = CatalogKernels(live)
     accounts = ClusterAccounts(store, caches, kernels=kernels, results=results)
+    sources = ClusterTunables(tunables, caches, table=lambda digest: ledger.table(digest))
     ledger = StoreLedger(
         store,
         notary,
@@ -80,7 +82,8 @@ def open_state(
         results=results,
         collector=Collector(results, pods=pods, logs=logs, clock=clock),
         live=live,
-        tunables=tunables,
+        posts=tunables,
+        tunables=sources,
         heard=accounts.heard,
         spans=spans,
         asking=LlmQuota(store, settings.job_settings(), clock=clock),

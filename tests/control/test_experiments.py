@@ -420,6 +420,28 @@ def test_what_the_search_claims_is_not_proposed_without_the_trusted_job() -> Non
     assert lab.resource.status.best is None
 
 
+def test_a_tunable_has_one_job_that_searches_measures_and_is_believed() -> None:
+    lab = Lab(pipeline_of(generates=True, compiles=True, tunable=True))
+    lab.until_running()
+    assert (lab.live(), lab.phase()) == (["verify-1"], P.VERIFYING)
+    lab.result("verify-1", winner=WINNER, speedup=WIN, tried=6, correct=2)
+    lab.becomes("verify-1", JobState.COMPLETE)
+    assert lab.step().actions == (Propose(winner=WINNER, result="pod-1"),)
+    assert (lab.resource.status.trials.total, lab.resource.status.trials.correct) == (6, 2)
+
+
+def test_a_tunable_without_a_gain_ends_with_what_was_found() -> None:
+    lab = Lab(pipeline_of(generates=False, compiles=False, tunable=True))
+    lab.until_running()
+    lab.result("verify-1", tried=6, correct=6, beside="elements 64: nothing-to-gain")
+    lab.becomes("verify-1", JobState.COMPLETE)
+    lab.step()
+    status = lab.resource.status
+    assert (lab.phase(), status.reason) == (P.NO_IMPROVEMENT, "not-proven")
+    assert status.detail == "elements 64: nothing-to-gain"
+    assert lab.live() == []
+
+
 def test_a_quarantined_winner_is_not_proposed_until_its_time_is_over() -> None:
     lab = Lab()
     lab.verified()

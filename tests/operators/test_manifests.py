@@ -16,6 +16,7 @@ from retuned_operator.manifests import (
     Endpoint,
     JobRequest,
     JobSettings,
+    ServerImage,
     SidecarSettings,
     child_name,
     decision_policy,
@@ -33,6 +34,7 @@ from retuned_operator.manifests import (
     quota,
 )
 from retuned_operator.manifests.jobs import MAX_TASK_BYTES, RESULTS_DIR, TELLER
+from retuned_operator.manifests.server_container import CODE_DIR
 from retuned_operator.schema import JobRole
 
 SETTINGS = JobSettings(
@@ -53,6 +55,12 @@ REQUEST = JobRequest(
     model="MI300X",
     deadline_s=1800,
 )
+SERVED = ServerImage(
+    image="registry.example/team/vllm@sha256:" + "a" * 64,
+    python="/opt/venv/bin/python3.12",
+    pull_secrets=("team", "pull"),
+)
+TUNED = replace(REQUEST, role=JobRole.VERIFY, server=SERVED)
 SIDECAR = SidecarSettings(
     image="registry.example/retuned-sidecar:1", agent_url="https://retuned.retuned.svc:8443"
 )
@@ -97,9 +105,9 @@ def server_pod(**changes: Any) -> dict[str, Any]:
 def everything() -> list[dict[str, Any]]:
     jobs = [
         each
-        for role in JobRole
+        for request in (*(replace(REQUEST, role=role) for role in JobRole), TUNED)
         for each in job_objects(
-            replace(REQUEST, role=role),
+            request,
             replace(
                 SETTINGS,
                 queue="gpus",
@@ -339,6 +347,128 @@ class TestAnExperimentJob:
     def test_never_runs_as_root(self) -> None:
         with raises_naming(ValueError, "root"):
             replace(SETTINGS, user_id=0)
+
+
+class TestTheContainerOfAServer:
+    """In the pod of an experiment on a tunable."""
+
+    def containers(
+        self, request: JobRequest = TUNED, settings: JobSettings = SETTINGS
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        server, runner = pod(request, settings)["containers"]
+        assert (server["name"], runner["name"]) == ("server", "runner")
+        return server, runner
+
+    def test_is_the_targets_image_with_the_servers_own_python(self) -> None:
+        server, runner = self.containers()
+        assert server["image"] == SERVED.image
+        assert server["command"][:3] == [
+            SERVED.python, "-I", f"{CODE_DIR}/retuned/tunables/host.py",
+        ]  # fmt: skip
+        assert runner["image"] == SETTINGS.image
+
+    def test_starts_before_the_runner_that_waits_for_it(self) -> None:
+        assert [each["name"] for each in pod(TUNED)["containers"]] == ["server", "runner"]
+
+    def test_has_the_gpu_and_its_memory_and_the_runner_has_neither(self) -> None:
+        server, runner = self.containers()
+        assert server["resources"]["limits"]["amd.com/gpu"] == "1"
+        assert not any("gpu" in name for name in runner["resources"]["limits"])
+        with_memory = [
+            each["name"]
+            for each in (server, runner)
+            if any(mount["mountPath"] == "/dev/shm" for mount in each["volumeMounts"])
+        ]
+        assert with_memory == ["server"]
+        spec = pod(TUNED)
+        assert spec["nodeSelector"] == {"amd.com/gpu.product-name": "MI300X"}
+        assert spec["securityContext"]["supplementalGroups"] == [110]
+        assert spec["tolerations"] == [dict(each) for each in SETTINGS.tolerations]
+
+    def test_of_a_target_on_a_processor_asks_for_no_gpu(self) -> None:
+        server, _ = self.containers(replace(TUNED, vendor=Vendor.CPU, model="epyc"))
+        assert not any("gpu" in name for name in server["resources"]["limits"])
+        assert not any(mount["mountPath"] == "/dev/shm" for mount in server["volumeMounts"])
+
+    def test_cannot_reach_results_task_or_folder_of_the_runner(self) -> None:
+        server, runner = self.containers()
+        shared = {each["name"] for each in server["volumeMounts"]} & {
+            each["name"] for each in runner["volumeMounts"]
+        }
+        assert shared == {"host"}
+
+    def test_lets_the_runner_alone_connect_where_that_looks(self) -> None:
+        server, runner = self.containers(replace(TUNED, server=replace(SERVED, user_id=1000)))
+        env = {each["name"]: each.get("value") for each in server["env"]}
+        assert env["RETUNED_ALLOWED_UIDS"] == str(SETTINGS.user_id)
+        path = {each["name"]: each.get("value") for each in runner["env"]}["RETUNED_HOST_SOCKET"]
+        assert server["command"][server["command"].index("--socket") + 1] == path
+        folder = path.rpartition("/")[0]
+        for each in (server, runner):
+            assert {"name": "host", "mountPath": folder} in each["volumeMounts"]
+
+    def test_gets_the_childs_code_which_it_cannot_change(self) -> None:
+        spec = pod(TUNED)
+        (code,) = (each for each in spec["initContainers"] if each["name"] == "code")
+        assert code["image"] == SETTINGS.image
+        assert code["volumeMounts"] == [{"name": "code", "mountPath": CODE_DIR}]
+        server, _ = self.containers()
+        mount = {"name": "code", "mountPath": CODE_DIR, "readOnly": True}
+        assert mount in server["volumeMounts"]
+
+    @pytest.mark.parametrize(("given", "runs_as"), [(None, 65532), (0, 65532), (1000, 1000)])
+    def test_runs_as_the_targets_user_and_never_as_root(
+        self, given: int | None, runs_as: int
+    ) -> None:
+        request = replace(TUNED, server=replace(SERVED, user_id=given))
+        server, runner = self.containers(request)
+        assert server["securityContext"]["runAsUser"] == runs_as
+        assert "runAsUser" not in runner["securityContext"]
+        assert violations(pod(request)) == []
+
+    def test_has_no_token_and_every_folder_has_a_limit(self) -> None:
+        spec = pod(TUNED)
+        assert spec["automountServiceAccountToken"] is False
+        assert all(
+            volume["emptyDir"]["sizeLimit"] for volume in spec["volumes"] if "emptyDir" in volume
+        )
+        for each in (*spec["initContainers"], *spec["containers"]):
+            assert each["securityContext"]["readOnlyRootFilesystem"] is True
+            assert {"cpu", "memory"} <= set(each["resources"]["limits"])
+        assert spec["activeDeadlineSeconds"] == TUNED.deadline_s
+
+    def test_brings_the_secrets_that_pull_it_each_once(self) -> None:
+        spec = pod(TUNED, replace(SETTINGS, pull_secrets=("pull",)))
+        assert spec["imagePullSecrets"] == [{"name": "pull"}, {"name": "team"}]
+
+    def test_brings_its_runtime_class(self) -> None:
+        settings = replace(SETTINGS, runtime_class="kata")
+        assert pod(TUNED, settings)["runtimeClassName"] == "kata"
+        own = replace(TUNED, server=replace(SERVED, runtime_class="nvidia"))
+        assert pod(own, settings)["runtimeClassName"] == "nvidia"
+
+    @pytest.mark.parametrize("role", [r for r in JobRole if r is not JobRole.VERIFY])
+    def test_is_in_the_trusted_job_alone(self, role: JobRole) -> None:
+        with raises_naming(UsageError, str(role)):
+            job(replace(TUNED, role=role))
+
+    @pytest.mark.parametrize(
+        ("change", "names"),
+        [
+            ({"image": "vllm:latest"}, "vllm:latest"),
+            ({"image": "vllm@sha256:" + "A" * 64}, "vllm@sha256"),
+            ({"image": "a b@sha256:" + "a" * 64}, "a b@"),
+            ({"python": "python3"}, "python3"),
+            ({"python": "/usr/bin/python3 -c"}, "-c"),
+            ({"pull_secrets": ("Not_a_name",)}, "Not_a_name"),
+            ({"pull_secrets": ("a",) * 17}, "pull secrets"),
+            ({"runtime_class": "Kata!"}, "Kata!"),
+            ({"user_id": -1}, "-1"),
+        ],
+    )
+    def test_that_is_not_named_exactly_is_refused(self, change: dict[str, Any], names: str) -> None:
+        with raises_code(Refused, "server-image-invalid", names):
+            replace(SERVED, **change)
 
 
 class TestTheNetworkOfExperiments:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from tests.operators import examples
 from tests.operators.api_server import ApiServer, running
-from tests.operators.test_manifests import REQUEST, SETTINGS
+from tests.operators.test_manifests import REQUEST, SETTINGS, TUNED
 
 from retuned.store.policy_files import load_policy
 from retuned_operator import schema as crds
@@ -211,6 +211,7 @@ def test_every_object_of_the_operator_is_taken(server: ApiServer) -> None:
             experiments="retuned-experiments",
         ),
         *job_objects(REQUEST, SETTINGS),
+        *job_objects(TUNED, SETTINGS),
     ):
         server.create(body)
 

@@ -192,6 +192,8 @@ class TunablePost(AgentMessage):
     """Configuration that an autotuner chose once for all sizes, as JSON; empty without one."""
     refused: Code = ""
     """Why the server cannot change it; empty if it can."""
+    facts: ProcessEnvironment
+    """What the process runs on that the report is from."""
     differs: bool = False
     """Whether processes of the server run different sources, or on different devices."""
     observed_s: Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False)]

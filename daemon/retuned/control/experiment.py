@@ -45,14 +45,24 @@ _LOOK_AGAIN = timedelta(seconds=30)
 _P = ExperimentPhase
 
 
-def pipeline_of(*, generates: bool, compiles: bool) -> tuple[JobRole, ...]:
+_TUNABLE = "tunable:"
+
+
+def pipeline_of(*, generates: bool, compiles: bool, tunable: bool = False) -> tuple[JobRole, ...]:
     """Return the Jobs of an experiment, in order.
+
+    For a tunable it is the trusted one alone: no generated code runs, so one run searches and
+    measures.
 
     Examples
     --------
     >>> [str(role) for role in pipeline_of(generates=False, compiles=True)]
     ['compile', 'search', 'verify']
+    >>> [str(role) for role in pipeline_of(generates=True, compiles=True, tunable=True)]
+    ['verify']
     """
+    if tunable:
+        return (JobRole.VERIFY,)
     wanted = {JobRole.GENERATE: generates, JobRole.COMPILE: compiles}
     return (*(role for role in HELPERS if wanted[role]), *PIPELINE)
 

@@ -6,7 +6,7 @@ file::
     {"plan": ExperimentPlan, "root": "folder", "cores": [1], "known": [finding...],
      "solutions": [Solution...], "definitions": [OwnDefinition...],
      "earlier": [finding with environment and arch...],
-     "evolve": EvolveConfig or null}
+     "evolve": EvolveConfig or null, "tunable": TunableInputs or null}
 
 ``solutions`` are variants that the catalog does not have, such as an incumbent that an earlier
 experiment found; ``definitions`` are users' own kernels. Each response is one line:
@@ -16,7 +16,8 @@ Exit codes: 0 done, 2 wrong settings, 3 unreadable plan, 4 no compiler, 5 the la
 If ``RETUNED_ROLE`` is set, the program runs in the pod of a Job. Then the same lines are also
 written to ``$RETUNED_RESULTS_DIR/findings.jsonl``, with evidence and winners' artifacts beside
 them, and there are more codes: a trusted pod found only 64 wrong results, 65 compile errors or 66
-breaches of the sandbox; 143 the pod was terminated.
+breaches of the sandbox; 143 the pod was terminated. A plan about a tunable runs in such a pod
+only, beside the server's container, whose host ends with this program.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -46,7 +49,14 @@ from retuned.errors import (
 from retuned.experiment.local import LocalLab
 from retuned.experiment.messages import LabTask, done_line, failed_line, finding_line
 from retuned.experiment.pod import PodResources, run_pod
-from retuned.experiment.pod_task import FixedGenerator, PodRole, handed_of, pod_settings
+from retuned.experiment.pod_task import (
+    FixedGenerator,
+    PodRole,
+    PodSettings,
+    handed_of,
+    pod_settings,
+)
+from retuned.experiment.pod_tunables import HOST_WAIT_S, open_tunable_lab
 from retuned.experiment.roles import CompilingLab, GeneratingLab
 from retuned.lab.generators.devices import GPUS, facts_here
 from retuned.lab.generators.evolve import EvolveConfig
@@ -59,6 +69,7 @@ from retuned.lab.toolchain import environment_of
 from retuned.ports import Bench, Generator
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.verdict import JudgeSettings
+from retuned.tunables.process import ServerHost
 
 _LANGUAGES = (Language.CPU_CPP, Language.TRITON, Language.GPU_CPP)
 
@@ -250,8 +261,11 @@ def run(
 def _here(task: Task, role: PodRole) -> Digest:
     """Return this machine's environment for a task's language.
 
-    A role that only generates has no such environment and returns the plan's.
+    A role that only generates has no such environment and returns the plan's; for a tunable the
+    plan's is that of the servers' container.
     """
+    if task.tunable is not None:
+        return task.plan.environment
     incumbent = _incumbent(task)
     if role is PodRole.GENERATE:
         return task.plan.environment
@@ -276,8 +290,10 @@ def _hide_key(task: Task) -> None:
         hide_memory()
 
 
-def _pod_lab(task: Task, role: PodRole) -> Bench:
+def _pod_lab(task: Task, role: PodRole, *, host: ServerHost | None = None) -> Bench:
     _hide_key(task)
+    if task.tunable is not None:
+        return open_tunable_lab(task.tunable, Path(task.root), host=host)
     if role is PodRole.GENERATE:
         return _generating_lab(task)
     if role is PodRole.COMPILE:
@@ -323,12 +339,15 @@ def _compiling_lab(task: Task) -> CompilingLab:
     )
 
 
-_MEANS = PodResources(
-    read=lambda text, where: read_task(text, where=where),
-    environment=_here,
-    open=_pod_lab,
-    say=lambda line: _write(sys.stdout, line),
-)
+def _resources(settings: PodSettings) -> PodResources[Task]:
+    host = ServerHost(settings.host, wait_s=HOST_WAIT_S) if settings.host is not None else None
+    return PodResources(
+        read=lambda text, where: read_task(text, where=where),
+        environment=_here,
+        open=partial(_pod_lab, host=host),
+        say=lambda line: _write(sys.stdout, line),
+        beside=host if host is not None else nullcontext(),
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -337,7 +356,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = pod_settings(os.environ)
         if settings is not None:
-            return run_pod(words, settings, means=_MEANS)
+            return run_pod(words, settings, means=_resources(settings))
         text = Path(words[0]).read_text(encoding="utf-8") if words else sys.stdin.read()
         task = read_task(text, where=words[0] if words else "stdin")
         if task.cores:  # compilers too: servers keep the other cores

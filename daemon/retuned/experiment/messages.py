@@ -7,21 +7,26 @@ One object goes in, one JSON line comes out per finding, and a last line reports
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from retuned.api.agent import Gpus
 from retuned.contract import Digest, Record, Solution, Workload
 from retuned.errors import HarnessError, MissingDependency
+from retuned.experiment.tunable_task import TunableInputs
 from retuned.lab.generators.evolve import EvolveConfig
 from retuned.lab.generators.priors import Priors
 from retuned.lab.generators.transfer import Earlier
 from retuned.ports import Finding
 from retuned.stages.drift import gpu_words
-from retuned.stages.experiment import ExperimentPlan
+from retuned.stages.experiment import ExperimentPlan, Turn
+from retuned.stages.proposal import is_tunable
 from retuned.stages.verdict import Verdict
+
+MAX_TURNS = 256
+"""Turns in the last line."""
 
 
 class FindingRecord(Record):
@@ -134,16 +139,39 @@ class LabTask(Record):
     written: tuple[Solution, ...] = ()
     """Variants that a model wrote in another pod; untrusted like any candidate."""
     refused: tuple[FindingRecord, ...] = ()
+    tunable: TunableInputs | None = None
+    """What an experiment on a tunable needs from the server; None for kernels."""
+
+    @model_validator(mode="after")
+    def _tunable_of_plan(self) -> Self:
+        name = self.plan.definition
+        if is_tunable(name) != (self.tunable is not None):
+            raise ValueError(f"tunable: only a plan about a tunable has it, this is about {name}")
+        if self.tunable is not None and self.tunable.report.id != name:
+            raise ValueError(f"tunable.report.id is {self.tunable.report.id}, the plan's is {name}")
+        return self
 
 
 def finding_line(finding: Finding) -> dict[str, Any]:
     return {"finding": FindingRecord.of(finding).model_dump(mode="json")}
 
 
-def done_line(stood: DeviceStates | None = None) -> dict[str, Any]:
-    if stood is None or stood == DeviceStates():
-        return {"done": True}
-    return {"done": True, "gpus": stood.model_dump(mode="json")}
+def done_line(stood: DeviceStates | None = None, *, turns: Sequence[Turn] = ()) -> dict[str, Any]:
+    body: dict[str, Any] = {"done": True}
+    if stood is not None and stood != DeviceStates():
+        body["gpus"] = stood.model_dump(mode="json")
+    if turns:
+        body["turns"] = [each.model_dump(mode="json") for each in turns[:MAX_TURNS]]
+    return body
+
+
+def turns_of(line: bytes) -> tuple[Turn, ...]:
+    """Return the turns in the last line; none if there are none that can be read."""
+    try:
+        found = json.loads(line).get("turns", [])
+        return tuple(Turn.model_validate(each) for each in found[:MAX_TURNS])
+    except (AttributeError, RecursionError, TypeError, ValueError):
+        return ()
 
 
 def stood_of(line: bytes) -> DeviceStates:

@@ -10,8 +10,8 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -103,6 +103,8 @@ class PodResources(Generic[_TaskT]):
     open: Callable[[_TaskT, PodRole], Bench]
     say: Callable[[Mapping[str, Any]], None]
     devices: Callable[[], Devices | None] = find_devices
+    beside: AbstractContextManager[object] = field(default_factory=nullcontext)
+    """Entered while the pod works: the host in the server's container, which ends with it."""
 
 
 def run_pod(words: Sequence[str], settings: PodSettings, *, means: PodResources[_TaskT]) -> int:
@@ -113,13 +115,14 @@ def run_pod(words: Sequence[str], settings: PodSettings, *, means: PodResources[
     plan = ""
     with Preemption(settings) as ending:
         try:
-            if len(words) != 1:
-                raise UsageError("a pod needs one argument, the path of its task")
-            task = means.read(read_mounted(Path(words[0])), words[0])
-            plan = ending.plan = task.plan.id
-            if task.cores:
-                os.sched_setaffinity(0, task.cores)
-            return _carried_out(task, settings, means=means, ending=ending)
+            with means.beside:
+                if len(words) != 1:
+                    raise UsageError("a pod needs one argument, the path of its task")
+                task = means.read(read_mounted(Path(words[0])), words[0])
+                plan = ending.plan = task.plan.id
+                if task.cores:
+                    os.sched_setaffinity(0, task.cores)
+                return _carried_out(task, settings, means=means, ending=ending)
         except RetunedError as error:
             failed = error
         except OSError as error:
@@ -145,10 +148,12 @@ def _carried_out(
         for finding in lab.run(asked.plan, known={}):
             means.say(finding_line(finding))
             findings.append(finding)
-        code = exit_code_of(settings.role, findings)
+        # a search that finds a bad table is not a failure, and a tunable's one pod searches too
+        code = exit_code_of(settings.role, findings) if task.tunable is None else 0
+        turns = lab.turns(task.plan.id) if task.tunable is not None else ()
         stood = DeviceStates(begin=begin, end=_stood(watched, alone=False))
         with ending.last_words():
-            publish(settings.results, findings, bench=lab, stood=stood)
+            publish(settings.results, findings, bench=lab, stood=stood, turns=turns)
             said = summary(settings.role, task.plan.id, findings=findings, exit_code=code)
             write_message(settings.message, said)
         means.say(done_line())

@@ -20,6 +20,7 @@ from retuned.experiment.log_transport import FINDINGS
 from retuned.experiment.messages import DeviceStates, done_line, finding_line
 from retuned.experiment.pod_task import PodRole
 from retuned.ports import Bench, Finding
+from retuned.stages.experiment import Turn
 from retuned.stages.verdict import Reason, Status
 
 log = logging.getLogger(__name__)
@@ -68,12 +69,17 @@ def exit_code_of_error(error: RetunedError) -> int:
 
 
 def publish(
-    folder: Path, findings: Sequence[Finding], *, bench: Bench, stood: DeviceStates | None = None
+    folder: Path,
+    findings: Sequence[Finding],
+    *,
+    bench: Bench,
+    stood: DeviceStates | None = None,
+    turns: Sequence[Turn] = (),
 ) -> None:
     """Write evidence and winners' artifacts, and then the findings.
 
-    Evidence of losers is omitted beyond `MAX_RESULT_BYTES`. The accelerators' states are on the
-    last line.
+    Evidence of losers is omitted beyond `MAX_RESULT_BYTES`. The accelerators' states and the turns
+    are on the last line. The artifact of a table is its text.
 
     Raises
     ------
@@ -86,7 +92,7 @@ def publish(
     lost = [each for each in findings if each.verdict.status is not Status.PROMOTE]
     lines = "".join(
         json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n"
-        for line in (*map(finding_line, findings), done_line(stood))
+        for line in (*map(finding_line, findings), done_line(stood, turns=turns))
     ).encode()
     left = MAX_RESULT_BYTES - len(lines)
     try:

@@ -4,6 +4,7 @@ Environment variables in the Job's manifest give the pod's role and its folder o
 ``generate`` asks a model for variants and runs none. ``compile`` compiles without the device and
 runs none. ``search`` runs the plan, without variants that could not be compiled. ``verify`` is
 trusted: it takes only the source of the search's finalists, compiles it, and measures it again.
+For a tunable ``verify`` is the only role: it searches and measures in the server's container.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from retuned.stages.verdict import Status
 
 MAX_TASK_BYTES = 1 << 20
 ROLE, RESULTS, MESSAGE = "RETUNED_ROLE", "RETUNED_RESULTS_DIR", "RETUNED_MESSAGE_PATH"
+HOST = "RETUNED_HOST_SOCKET"
 """Names of environment variables."""
 COMPILE_GATES = ("G1", "G2")
 """Gates whose refusals are valid from a pod without the accelerator."""
@@ -45,6 +47,8 @@ class PodSettings:
     role: PodRole
     results: Path
     message: Path | None = None
+    host: Path | None = None
+    """Socket of the host in the server's container; None without such a container."""
 
 
 def pod_settings(environment: Mapping[str, str]) -> PodSettings | None:
@@ -63,9 +67,14 @@ def pod_settings(environment: Mapping[str, str]) -> PodSettings | None:
         raise UsageError(f"{ROLE}: the lab has no role {role[:40]!r}; there are {known}")
     if not Path(results).is_absolute():
         raise UsageError(f"{RESULTS}: {results[:80]!r} is not an absolute path of a folder")
-    message = environment.get(MESSAGE, "")
+    message, host = environment.get(MESSAGE, ""), environment.get(HOST, "")
+    if host and not Path(host).is_absolute():
+        raise UsageError(f"{HOST}: {host[:80]!r} is not an absolute path of a socket")
     return PodSettings(
-        role=PodRole(role), results=Path(results), message=Path(message) if message else None
+        role=PodRole(role),
+        results=Path(results),
+        message=Path(message) if message else None,
+        host=Path(host) if host else None,
     )
 
 
@@ -114,13 +123,18 @@ def for_pod(task: _TaskT, *, role: PodRole, root: Path, here: Digest) -> _TaskT:
 
     The servers' environment and the lab's environment `here` always have different digests. The
     plan names the servers'. The operator compares the two fact by fact in the evidence, so the lab
-    uses its own.
+    uses its own. An experiment on a tunable runs in the servers' environment.
 
     Raises
     ------
     UnreadableInput
-        If there is no variant to verify.
+        If there is no variant to verify, or a tunable comes to another role.
     """
+    if task.tunable is not None:
+        if role is not PodRole.VERIFY:
+            message = f"{task.plan.definition} is a tunable, and the role {role} is for kernels"
+            raise UnreadableInput("bad-task", where="plan.definition", message=message)
+        return task.model_copy(update={"root": str(root), "known": ()})
     plan = task.plan.model_copy(update={"environment": here})
     task = task.model_copy(update={"root": str(root), "plan": plan, "known": ()})
     if role is PodRole.SEARCH:

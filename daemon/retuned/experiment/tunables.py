@@ -31,11 +31,13 @@ from retuned.contract import (
     digest_of,
 )
 from retuned.errors import CandidateError, HarnessError, TemporaryError
+from retuned.experiment.tunable_task import class_of, recipes_by_class
 from retuned.lab.evidence import final_timing, gather, keep, p_value, raw_of
 from retuned.lab.examiner import Timed
 from retuned.lab.statistics import ShapeSamples
 from retuned.ports import Bench, Clock, Finding
-from retuned.runtime.tunables.records import bucket, canonical
+from retuned.runtime.core.environment import SWITCHES
+from retuned.runtime_client.client import server_environment
 from retuned.stages.experiment import ExperimentPlan, Turn, TurnOutcome
 from retuned.stages.hypothesis import TABLE_STRUCTURE
 from retuned.stages.proposal import variant_of
@@ -46,16 +48,29 @@ from retuned.stages.verdict import (
     JudgeSettings,
     Reason,
     SeedCommitment,
+    differences,
     freeze_of,
     judge,
     raw_digest,
 )
-from retuned.tunables.process import ChildProcess
+from retuned.tunables.process import Child, ChildProcess, HostedChild, ServerHost
 from retuned.tunables.tune import CHECK_S, ClassResult, checked, chosen, rules_of, tune_class
+
+__all__ = [
+    "Benches",
+    "TunableLab",
+    "TunableTask",
+    "class_of",
+    "environment_differences",
+    "recipes_by_class",
+    "variant_of",
+]
 
 log = logging.getLogger(__name__)
 
 _FILE = "table.json"
+_COMPARED = ("torch", "triton", "vllm", "sglang")
+"""Packages whose versions must be the server's."""
 _RETRY_S = 5.0
 _BLOCKS, _PAIRS = 2, 3
 """Blocks of a size class in one process, and pairs of one block."""
@@ -92,6 +107,26 @@ class TunableTask:
     """Device memory that an experiment may use on the server's GPU; None on another one."""
     in_force: Sequence[Mapping[str, Any]] = field(default=(), hash=False)
     """Rules of the table in force; the new table's rules come before them."""
+    host: ServerHost | None = field(default=None, hash=False)
+    """Starts the child processes in the server's container; None starts them here."""
+
+
+def environment_differences(task: TunableTask, about: Mapping[str, Any]) -> list[str]:
+    """Return how the place of an experiment differs from the server, in words; empty if it fits.
+
+    `about` is a child's answer: the facts that the server's runtime reports about itself.
+    """
+    here = server_environment(about)
+    found = [
+        f"{each.what} is {each.serving or 'unknown'}, in the server {each.measured or 'unknown'}"
+        for each in differences(task.measured_in, here)
+        if each.decides or each.what == "torch"
+    ]
+    versions = dict(about.get("versions", {}))
+    for name, version in dict(task.environment.get("versions", {})).items():
+        if name in _COMPARED and versions.get(name) != version:
+            found.append(f"{name} is {versions.get(name, 'absent')}, in the server {version}")
+    return found
 
 
 class TunableLab:
@@ -119,6 +154,7 @@ class TunableLab:
         self._processes = processes
         self._turns: dict[str, list[Turn]] = {}
         self._stopped = threading.Event()
+        self._driver = ""
         folder.mkdir(parents=True, exist_ok=True)
 
     def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
@@ -161,7 +197,7 @@ class TunableLab:
             definition=plan.definition,
             candidate=candidate.digest,
             incumbent=plan.incumbent,
-            environment=task.measured_in,
+            environment=self._place_of(task),
             freeze=freeze_of(candidate, plan=plan.id, frozen_at=frozen_at),
             isolation=_ISOLATION,
             seeds=(_commitment(timed),),
@@ -204,31 +240,63 @@ class TunableLab:
         if self._stopped.is_set():
             raise TemporaryError("the experiment was stopped", delay_s=_RETRY_S)
 
-    def _child(self, task: TunableTask) -> ChildProcess:
+    def _child(self, task: TunableTask) -> Child:
         self._check_stopped()
+        modules = sorted({str(each["module"]) for each in task.recipes if each.get("module")})
+        switches = {k: v for k, v in task.measured_in.numerics.items() if k in SWITCHES}
+        variables = {**task.environment.get("variables", {}), **switches}
+        environment = {**task.environment, "variables": variables}
+        if task.host is not None:
+            return HostedChild(
+                environment, host=task.host, device=task.device, modules=modules,
+                memory_bytes=task.memory_bytes,
+            )  # fmt: skip
         return ChildProcess(
-            task.environment,
+            environment,
             device=task.device,
             folder=self._folder / "child",
-            modules=sorted({str(each["module"]) for each in task.recipes if each.get("module")}),
+            modules=modules,
             memory_bytes=task.memory_bytes,
         )
 
+    def _check_place(self, child: Child, task: TunableTask) -> None:
+        """Refuse a place where other code would run, or the same code on another device."""
+        about = child.ask({"op": "about"}, limit_s=CHECK_S)
+        found = environment_differences(task, about)
+        if found:
+            error = HarnessError(f"the experiment runs elsewhere: {'; '.join(found)}"[:1000])
+            error.code = "environment-differs"
+            raise error
+        self._driver = server_environment(about).driver
+
+    def _place_of(self, task: TunableTask) -> Environment:
+        """Return the environment of the evidence.
+
+        It is the server's, but for the driver of another node, which decides nothing.
+        """
+        driver = self._driver if task.host is not None else ""
+        return (
+            task.measured_in.model_copy(update={"driver": driver}) if driver else task.measured_in
+        )
+
     @contextlib.contextmanager
-    def _children(self, task: TunableTask, count: int) -> Iterator[Iterator[ChildProcess]]:
+    def _children(self, task: TunableTask, count: int) -> Iterator[Iterator[Child]]:
         """Yield fresh processes, one after the other.
 
         On a GPU the next ones import the server meanwhile: that takes longer than to measure. They
         do not use the device before their turn.
         """
         ahead = max(1, (os.cpu_count() or 1) // 2) if task.device else 1
-        waiting: deque[ChildProcess] = deque()
+        if task.host is not None:
+            ahead = min(ahead, task.host.children)
+        waiting: deque[Child] = deque()
 
-        def each() -> Iterator[ChildProcess]:
+        def each() -> Iterator[Child]:
             for number in range(count):
                 while len(waiting) < min(ahead, count - number):
                     waiting.append(self._child(task))
                 with waiting[0] as child:
+                    self._check_place(child, task)
                     yield child
                 waiting.popleft()
 
@@ -246,7 +314,7 @@ class TunableLab:
         recipes = recipes_by_class(task.recipes)
         results: list[ClassResult] = []
         turns = self._turns[plan.id] = []
-        child: ChildProcess | None = None
+        child: Child | None = None
         deadline_s = math.inf
         order = sorted(range(len(plan.workloads)), key=lambda n: -plan.workloads[n].weight)
         try:
@@ -258,6 +326,7 @@ class TunableLab:
                 else:
                     if child is None or not child.alive:
                         child = self._child(task).__enter__()
+                        self._check_place(child, task)
                         # to import a server may take longer than to search
                         deadline_s = min(deadline_s, time.monotonic() + plan.budget.max_seconds)
                     self._check_stopped()
@@ -322,16 +391,6 @@ class TunableLab:
         )
 
 
-def class_of(axes: Mapping[str, int]) -> str:
-    """Return a name of the size class of a launch."""
-    return canonical({name: bucket(value) for name, value in axes.items()})
-
-
-def recipes_by_class(recipes: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Return described launches by their size class, without those at the ends of one."""
-    return {class_of(each["axes"]): each for each in recipes if not each.get("edge")}
-
-
 _ISOLATION = Isolation(
     system_calls_filtered=False,
     memory_check="guard zones of a fixed pattern around every tensor",
@@ -369,7 +428,7 @@ class _Rows:
 
     def add(
         self,
-        child: ChildProcess,
+        child: Child,
         case: int,
         configs: tuple[Mapping[str, Any] | None, Mapping[str, Any] | None],
         *,

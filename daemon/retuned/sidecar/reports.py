@@ -36,6 +36,7 @@ from retuned.sidecar.context import SELF, Context
 from retuned.sidecar.store import TOLD
 from retuned.stages.drift import DriftReport
 from retuned.stages.profile import Counts, WorkloadProfile
+from retuned.stages.verdict import ServerEnvironment
 from retuned.stages.watch import WatchSample
 
 log = logging.getLogger(__name__)
@@ -244,26 +245,28 @@ def _slot(ctx: Context, slot: SlotState, sample: WatchSample | None) -> SlotWatc
     )
 
 
+def process_environment(facts: ServerEnvironment) -> ProcessEnvironment:
+    """Return what a process runs on as the agent API has it."""
+    return ProcessEnvironment(
+        process=facts.process,
+        cpu=facts.cpu,
+        device=facts.device,
+        device_name=facts.device_name,
+        driver=facts.driver,
+        runtime=facts.runtime,
+        torch=facts.torch,
+        triton=facts.triton,
+        numerics=dict(facts.numerics),
+    )
+
+
 def _environments(ctx: Context) -> tuple[ProcessEnvironment, ...]:
     try:
         found = ctx.swapper.environments()
     except TemporaryError as error:
         log.info("the server does not say what it runs on: %s", error)
         return ()
-    said = tuple(
-        ProcessEnvironment(
-            process=each.process,
-            cpu=each.cpu,
-            device=each.device,
-            device_name=each.device_name,
-            driver=each.driver,
-            runtime=each.runtime,
-            torch=each.torch,
-            triton=each.triton,
-            numerics=dict(each.numerics),
-        )
-        for each in found[:MAX_PROCESSES]
-    )
+    said = tuple(process_environment(each) for each in found[:MAX_PROCESSES])
     ctx.standing.environment = environment_digest(said) or ""
     return said
 

@@ -20,7 +20,7 @@ from retuned.runtime.tunables.records import canonical
 from retuned.runtime_client.tunable_use import used_classes
 from retuned.runtime_client.tunables import TunableProcess, TunableReport
 from retuned.sidecar.context import Context
-from retuned.sidecar.reports import is_about_us
+from retuned.sidecar.reports import is_about_us, process_environment
 from retuned.stages.hypothesis import together
 
 log = logging.getLogger(__name__)
@@ -114,6 +114,7 @@ def _post(ctx: Context, name: str, processes: Sequence[TunableProcess]) -> Tunab
             block=bool(first.geometry.get("block_shape")),
             frozen=_frozen(first),
             refused=next((each.refused for each in reports if each.refused), ""),
+            facts=process_environment(having[0].facts),
             differs=len({each.source for each in reports}) > 1 or len(facts) > 1,
             observed_s=memory.span_s,
             busy_us=1e6 * sum(max(0.0, new.steps.busy_s - old.steps.busy_s) for old, new in pairs),

@@ -11,7 +11,7 @@ from retuned.contract import Digest, Environment, Name, Record, Solution
 from retuned.ports import Store
 from retuned.stages.proposal import is_tunable as is_tunable
 from retuned.stages.proposal import variant_of
-from retuned.stages.verdict import ServerEnvironment
+from retuned.stages.verdict import server_side as server_side
 from retuned.standalone.context import Context, RecordKind
 
 log = logging.getLogger(__name__)
@@ -54,27 +54,6 @@ def environment_of(ctx: Context, definition: str) -> Digest:
     """Return the environment that evidence on a kernel must come from."""
     known = seen(ctx.store, definition)
     return known.environment.digest if known is not None else ctx.environment
-
-
-def server_side(facts: ServerEnvironment) -> Environment:
-    """Return the environment of a server's process, which its experiments share.
-
-    Examples
-    --------
-    >>> server_side(ServerEnvironment(process="1", cpu="cpu:a", triton="3.6.0")).arch
-    'cpu:a'
-    """
-    numerics = dict(facts.numerics)
-    if facts.device_name:
-        numerics["GPU_NAME"] = facts.device_name
-    return Environment(
-        arch=facts.device or facts.cpu,
-        driver=facts.driver,
-        runtime=facts.runtime,
-        torch=facts.torch,
-        triton=facts.triton,
-        numerics=numerics,
-    )
 
 
 def incumbent_named(store: Store, digest: Digest) -> Solution | None:

@@ -2,7 +2,8 @@
 
     python -P -m retuned.tunables.child
 
-Operations: ``open`` (a recipe; returns an index), ``check`` (compile, run, compare with the
+Operations: ``hello`` (load packages; returns their versions), ``about`` (returns what the process
+runs on), ``open`` (a recipe; returns an index), ``check`` (compile, run, compare with the
 server's own choice on the same fresh inputs), ``pairs`` (times of two configurations, interleaved
 in random order), ``close``. One process serves all candidates of an experiment: importing a server
 takes longer than most experiments. Nothing of the server's memory is reachable here.
@@ -11,6 +12,7 @@ takes longer than most experiments. Nothing of the server's memory is reachable 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import json
 import random
 import sys
@@ -19,6 +21,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from retuned.runtime.core.environment import environment
 from retuned.runtime.schema import Refused
 from retuned.tunables.cases import Case, Config, build
 
@@ -26,6 +29,7 @@ _FLUSH_BYTES = 256 << 20
 """More than any cache of a GPU holds."""
 _WARM = 2
 _MOST_GRAPHS = 24
+_PACKAGES = ("torch", "triton", "vllm", "sglang")
 _RESOURCES = ("OutOfResources", "out of resource", "PTXASError")
 
 
@@ -61,7 +65,13 @@ class Child:
                 traceback.print_exc()
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._memory_bytes = request.get("memory_bytes")
-        return {"torch": torch.__version__, "device": self._device}
+        return {"torch": torch.__version__, "device": self._device, "versions": _versions()}
+
+    def do_about(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the same facts as a server's runtime does, and versions; uses the device."""
+        if self._device == "cuda":
+            self._torch.cuda.init()
+        return {"environment": environment(), "versions": _versions()}
 
     def do_open(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Build a case."""
@@ -243,6 +253,18 @@ def difference(one: Any, other: Any) -> tuple[float, float]:  # noqa: ANN401 - t
     largest = max(float(a.abs().max()), 1e-30)
     error = float((gap / largest).norm()) / max(float((a / largest).norm()), 1e-30)
     return scale * error, scale * float(gap.max()) / largest
+
+
+def _versions() -> dict[str, str]:
+    """Return versions of packages: of loaded ones as the server's runtime reports them."""
+    found = {}
+    for name in _PACKAGES:
+        version = getattr(sys.modules.get(name), "__version__", None)
+        try:
+            found[name] = str(version or importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
 
 
 def _code(error: Exception) -> str:

@@ -45,7 +45,7 @@ Recipe = Mapping[str, Any]
 
 
 class Runner(Protocol):
-    """A process that answers; `ChildProcess` is one."""
+    """A process that answers; a `Child` is one."""
 
     def ask(self, request: Mapping[str, Any], *, limit_s: float) -> dict[str, Any]:
         """Return the answer to a request."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from retuned.api.target import TargetMode, Vendor
 from retuned.control import CreateJob, PolicyFact, experiment, step_spans
+from retuned.stages.proposal import is_tunable
 from retuned_operator.controllers import experiment_facts, objects
 from retuned_operator.controllers.cluster_view import ClusterView, baseline, target_of
 from retuned_operator.controllers.hypothesis import allowing, asked_for
@@ -42,6 +43,8 @@ def request_of(
     ------
     TemporaryError
         If its task cannot be put together now.
+    Refused
+        If its kernel is a tunable that can get no experiment.
     """
     arch = experiment_facts.arch_of(world, target)
     return JobRequest(
@@ -56,6 +59,7 @@ def request_of(
         deadline_s=_deadline_s(action.role, resource, chosen, settings),
         priority_class=chosen.policy.spec.experiments.priority_class_name if chosen else "",
         traceparent=step_spans.last_span(resource),
+        server=world.ledger.server(resource),
     )
 
 
@@ -71,12 +75,16 @@ def _deadline_s(
 def pipeline_of(
     resource: KernelExperiment, target: TuningTarget | None, settings: JobSettings
 ) -> tuple[JobRole, ...]:
-    """Return its Jobs; what saves time of an accelerator, only where there is one."""
+    """Return its Jobs; what saves time of an accelerator, only where there is one.
+
+    A tunable has the trusted Job alone.
+    """
     vendor = target.spec.gpu.vendor if target is not None else Vendor.CPU
     scarce = wants_device(JobRole.SEARCH, vendor, settings)
     return experiment.pipeline_of(
         generates=settings.asks_model and EVOLVE in resource.spec.search.generators,
         compiles=settings.compile_first and scarce,
+        tunable=is_tunable(resource.spec.kernel.name),
     )
 
 

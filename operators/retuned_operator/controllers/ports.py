@@ -16,6 +16,7 @@ from retuned.api.values import ApiModel
 from retuned.contract import Digest, Guard, Solution, TrustClass, Workload
 from retuned.control import ResultFact
 from retuned.control.analysis import Compared
+from retuned.experiment.tunable_task import TunableInputs
 from retuned.ports import Finding
 from retuned.stages.drift import DriftReport
 from retuned.stages.gate.limits import Metric
@@ -25,6 +26,7 @@ from retuned.stages.proposal import Proposal, TableText, variant_of
 from retuned.stages.verdict import EvidenceFault, ServerEnvironment, Verdict
 from retuned_operator.agent_api.reports import PodReports
 from retuned_operator.kube.resources import Obj, Resource
+from retuned_operator.manifests import ServerImage
 from retuned_operator.schema import JobRole, KernelExperiment, TuningTarget
 
 BY_TARGET = "target"
@@ -288,6 +290,38 @@ class OpenDrift:
     """Span in which it was heard; empty where traces are off."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunableSource:
+    """What an experiment on a tunable needs from the servers of a target."""
+
+    inputs: TunableInputs
+    """Report, recipes, environment and rules in force, as the servers report them."""
+    server: ServerImage
+    """Image that the servers run."""
+
+
+class TunableSources(Protocol):
+    """What sidecars report about the tunables of their servers."""
+
+    def source(self, target: str, tunable: str) -> TunableSource | None:
+        """Return what is known of a tunable; None if no server of the target reports it now.
+
+        Parameters
+        ----------
+        target
+            ``namespace/name``.
+
+        Raises
+        ------
+        Refused
+            If it can get no experiment, now or later: the servers' image is not known by its
+            digest, or their environments differ.
+        TemporaryError
+            If it cannot be read now.
+        """
+        ...
+
+
 class Ledger(Protocol):
     """The operator's store, as controllers see it: results, evidence and beliefs."""
 
@@ -353,6 +387,18 @@ class Ledger(Protocol):
         ------
         TemporaryError
             If what it is made from cannot be read now.
+        Refused
+            If a tunable can get no experiment.
+        """
+        ...
+
+    def server(self, experiment: KernelExperiment) -> ServerImage | None:
+        """Return the image of the servers, for an experiment on a tunable; None for kernels.
+
+        Raises
+        ------
+        TemporaryError, Refused
+            As `task`.
         """
         ...
 

@@ -1,8 +1,9 @@
 """Records to Kubernetes objects. Pure: nothing here reads a clock, a file or a cluster.
 
-``jobs`` are the pods of experiments, ``sandbox`` their walls, ``cluster`` what keeps them away from
-production, ``injection`` the sidecar in server pods, ``admission`` who may decide, ``roles`` who
-may do what; ``names`` makes names and labels, ``settings`` are what an administrator chooses.
+``jobs`` are the pods of experiments, ``server_container`` what a tunable's has beside, ``sandbox``
+their walls, ``cluster`` what keeps them away from production, ``injection`` the sidecar in server
+pods, ``admission`` who may decide, ``roles`` who may do what; ``names`` makes names and labels,
+``settings`` are what an administrator chooses.
 """
 
 from retuned_operator.manifests.admission import decision_policy, freeze_policy
@@ -17,6 +18,7 @@ from retuned_operator.manifests.injection import Injection, NotInjected, inject
 from retuned_operator.manifests.jobs import JobRequest, job_objects
 from retuned_operator.manifests.names import child_name, experiment_name, proposal_name
 from retuned_operator.manifests.roles import operator_roles, people_roles
+from retuned_operator.manifests.server_container import ServerImage
 from retuned_operator.manifests.settings import Endpoint, JobSettings, SidecarSettings, Size
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "JobRequest",
     "JobSettings",
     "NotInjected",
+    "ServerImage",
     "SidecarSettings",
     "Size",
     "child_name",

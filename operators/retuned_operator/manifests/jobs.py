@@ -3,7 +3,8 @@
 Every Job begins suspended: the operator, or Kueue, releases it when the budget allows. Production
 that needs the place takes it (priority -100), and a pod that was disrupted is not a failed one. A
 Job is tried once. What it found leaves by the log of a second container, which tells the results
-and cannot change them: the pod has no network, no token and no volume of anybody else.
+and cannot change them: the pod has no network, no token and no volume of anybody else. An
+experiment on a tunable has the server's container beside the runner; see `server_container`.
 
 Where pods of experiments may go: nodes with the right accelerator.
 """
@@ -27,7 +28,18 @@ from retuned_operator.manifests.names import (
     without_empty,
 )
 from retuned_operator.manifests.pod_security import container_security, pod_security
-from retuned_operator.manifests.settings import JobSettings
+from retuned_operator.manifests.server_container import (
+    HOST_SOCKET,
+    RUNNER_SIZE,
+    ServerImage,
+    code_container,
+    pull_secrets,
+    runner_mounts,
+    runtime_class,
+    server_container,
+    server_volumes,
+)
+from retuned_operator.manifests.settings import JobSettings, Size
 
 
 def nodes_of(model: str, settings: JobSettings) -> dict[str, str]:
@@ -119,6 +131,8 @@ class JobRequest:
     """From the policy; empty is the setting."""
     traceparent: str = ""
     """Span that it goes on from; empty where traces are off."""
+    server: ServerImage | None = None
+    """Image of the target's servers, for a tunable; None for kernels."""
 
     @property
     def name(self) -> str:
@@ -135,8 +149,11 @@ def job_objects(request: JobRequest, settings: JobSettings) -> tuple[dict[str, A
         ``gpu-model-unknown`` or ``gpu-resource-unknown``: no node is known to have it.
         ``task-too-large``: a ConfigMap does not hold it.
     UsageError
-        If the deadline is out of bounds.
+        If the deadline is out of bounds, or a Job that generates, compiles or searches gets a
+        server's container.
     """
+    if request.server is not None and request.role is not JobRole.VERIFY:
+        raise UsageError(f"a Job {request.role} has no server's container")
     size = len(request.task.encode())
     if size > MAX_TASK_BYTES:
         error = Refused(
@@ -258,14 +275,21 @@ def _pod(request: JobRequest, settings: JobSettings) -> dict[str, Any]:
         "priorityClassName": request.priority_class or settings.priority_class,
         "securityContext": pod_security(settings.user_id, groups=groups),
         "initContainers": [_teller(request, settings)],
-        "containers": [_runner(request, settings, gpu=gpu)],
+        "containers": [_runner(request, settings, gpu=gpu and request.server is None)],
         "volumes": _volumes(request, settings),
     }
+    if request.server is not None:
+        # before the runner, which waits for it: a node pulls the images of containers in order
+        resource = gpu_resource(request.vendor, settings) if gpu else ""
+        size = settings.sizes[request.role]
+        server = server_container(request.server, settings, size=size, gpu=resource)
+        spec["initContainers"].append(code_container(settings))
+        spec["containers"].insert(0, server)
     if settings.user_namespaces:
         spec["hostUsers"] = False
     optional = {
-        "runtimeClassName": settings.runtime_class,
-        "imagePullSecrets": [{"name": name} for name in settings.pull_secrets],
+        "runtimeClassName": runtime_class(request.server, settings),
+        "imagePullSecrets": pull_secrets(request.server, settings),
         "tolerations": [dict(each) for each in settings.tolerations] if gpu else [],
         "nodeSelector": nodes_of(request.model, settings) if gpu else {},
         "hostAliases": _aliases(request, settings),
@@ -283,7 +307,7 @@ def _aliases(request: JobRequest, settings: JobSettings) -> list[dict[str, Any]]
 
 
 def _runner(request: JobRequest, settings: JobSettings, *, gpu: bool) -> dict[str, Any]:
-    size = settings.sizes[request.role]
+    size = _runner_size(request, settings)
     resources = {"cpu": size.cpu, "memory": size.memory, "ephemeral-storage": size.work}
     limits = dict(resources)
     if gpu:
@@ -296,6 +320,8 @@ def _runner(request: JobRequest, settings: JobSettings, *, gpu: bool) -> dict[st
     ]
     if gpu:
         mounts.append({"name": "shm", "mountPath": "/dev/shm"})
+    if request.server is not None:
+        mounts += runner_mounts()
     return {
         "name": RUNNER,
         "image": settings.image,
@@ -308,6 +334,11 @@ def _runner(request: JobRequest, settings: JobSettings, *, gpu: bool) -> dict[st
         "terminationMessagePolicy": "File",
         "volumeMounts": mounts,
     }
+
+
+def _runner_size(request: JobRequest, settings: JobSettings) -> Size:
+    """Return what the runner may use; beside a server's container it only decides."""
+    return settings.sizes[request.role] if request.server is None else RUNNER_SIZE
 
 
 def _teller(request: JobRequest, settings: JobSettings) -> dict[str, Any]:
@@ -346,6 +377,8 @@ def _environment(request: JobRequest, settings: JobSettings) -> list[dict[str, A
         {"name": "HOME", "value": WORK_DIR},
         {"name": "TRITON_CACHE_DIR", "value": f"{WORK_DIR}/triton"},
     ]
+    if request.server is not None:
+        found.append({"name": "RETUNED_HOST_SOCKET", "value": HOST_SOCKET})
     if request.traceparent:
         found.append({"name": "TRACEPARENT", "value": request.traceparent})
     if request.role is JobRole.GENERATE and settings.endpoint_secret:
@@ -355,7 +388,7 @@ def _environment(request: JobRequest, settings: JobSettings) -> list[dict[str, A
 
 
 def _volumes(request: JobRequest, settings: JobSettings) -> list[dict[str, Any]]:
-    size = settings.sizes[request.role]
+    size = _runner_size(request, settings)
     found: list[dict[str, Any]] = [
         {"name": "task", "configMap": {"name": request.name, "defaultMode": 0o444}},
         {"name": "work", "emptyDir": {"sizeLimit": size.work}},
@@ -364,4 +397,6 @@ def _volumes(request: JobRequest, settings: JobSettings) -> list[dict[str, Any]]
     ]
     if wants_device(request.role, request.vendor, settings):
         found.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}})
+    if request.server is not None:
+        found += server_volumes(settings.sizes[request.role])
     return found

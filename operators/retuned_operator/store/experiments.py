@@ -40,8 +40,15 @@ from retuned.store.envelopes import seal, unseal
 from retuned.store.keys import Ed25519Notary
 from retuned.telemetry.spans import NoSpans
 from retuned_operator.agent_api.ports import PodRecord, Receipt, Said
-from retuned_operator.controllers.ports import OpenDrift, ProvenTable, VerifiedWin
+from retuned_operator.controllers.ports import (
+    OpenDrift,
+    ProvenTable,
+    TunableSource,
+    TunableSources,
+    VerifiedWin,
+)
 from retuned_operator.llm_quota import LlmQuota
+from retuned_operator.manifests import ServerImage
 from retuned_operator.manifests.jobs import MAX_TASK_BYTES, WORK_DIR
 from retuned_operator.schema import JobRole, KernelExperiment
 from retuned_operator.store.artifacts import ArtifactFolders, is_bound
@@ -54,6 +61,14 @@ from retuned_operator.store.tunables import PodTunables
 _MAX_SOLUTIONS = 8
 _NAMES_BYTES = 1024
 """Of a task, for names of lists that are empty yet."""
+_RETRY_S = 15.0
+
+
+class NoTunables:
+    """A `TunableSources` of an operator that hears of no tunables."""
+
+    def source(self, target: str, tunable: str) -> TunableSource | None:
+        return None
 
 
 class Tasks:
@@ -69,6 +84,8 @@ class Tasks:
         Live kernels of servers.
     asking
         How pods ask a model for variants; None where none does.
+    tunables
+        What sidecars report about tunables.
     """
 
     def __init__(
@@ -78,7 +95,9 @@ class Tasks:
         *,
         live: LiveKernels,
         asking: LlmQuota | None,
+        tunables: TunableSources,
     ) -> None:
+        self._tunables = tunables
         self._store = store
         self._results = results
         self._live = live
@@ -87,9 +106,22 @@ class Tasks:
     def task(self, experiment: KernelExperiment, role: JobRole, *, arch: str = "") -> str:
         """Return the lab's task; a trusted Job gets the finalists, and nobody's numbers.
 
-        What has no room in a ConfigMap is left out: the search compiles it itself.
+        What has no room in a ConfigMap is left out: the search compiles it itself. For a tunable
+        the task has what the servers report.
         """
         plan = experiment.spec.stage_plan()
+        source = self._source(experiment)
+        if source is not None:
+            inputs = source.inputs.for_plan(plan)
+            return json.dumps(
+                {
+                    "plan": plan.model_dump(mode="json"),
+                    "root": WORK_DIR,
+                    "tunable": inputs.model_dump(mode="json", exclude_unset=True),
+                },
+                sort_keys=True,
+                separators=(",", ":"),
+            )
         own = self.own(experiment)
         solutions = [self._solution(plan.incumbent)]
         if role is JobRole.VERIFY:
@@ -115,6 +147,29 @@ class Tasks:
             refused = map(FindingRecord.of, self._refused(experiment))
             body["refused"] = _fitting(body, refused)
         return json.dumps(body, sort_keys=True, separators=(",", ":"))
+
+    def server(self, experiment: KernelExperiment) -> ServerImage | None:
+        """Return the image of the servers, for an experiment on a tunable; None for kernels."""
+        source = self._source(experiment)
+        return source.server if source is not None else None
+
+    def _source(self, experiment: KernelExperiment) -> TunableSource | None:
+        """Return what servers report about the tunable of an experiment; None for kernels.
+
+        Raises
+        ------
+        TemporaryError
+            If no server reports it now.
+        Refused
+            As `TunableSources.source`.
+        """
+        name, target = experiment.spec.kernel.name, target_of(experiment)
+        if not is_tunable(name):
+            return None
+        source = self._tunables.source(target, name)
+        if source is None:
+            raise TemporaryError(f"no server of {target} reports {name} now", delay_s=_RETRY_S)
+        return source
 
     def own(self, experiment: KernelExperiment) -> OwnDefinition | None:
         """Return the definition that a pod cannot know by itself: a live kernel's, or a user's."""
@@ -191,7 +246,6 @@ def target_of(experiment: KernelExperiment) -> str:
 log = logging.getLogger(__name__)
 
 _PASSING = frozenset({"key-unreadable", "blob-unreadable"})
-_RETRY_S = 15.0
 
 
 class StoreLedger:
@@ -217,6 +271,8 @@ class StoreLedger:
         What is being done, for traces; off by default.
     asking
         How pods ask a model for variants; None where none does.
+    tunables
+        What sidecars report about tunables; none by default.
     """
 
     def __init__(
@@ -228,20 +284,23 @@ class StoreLedger:
         results: ResultFolder,
         collector: Collector | None = None,
         live: LiveKernels | None = None,
-        tunables: PodTunables | None = None,
+        posts: PodTunables | None = None,
         heard: Callable[[PodRecord, ProfileReport], None] = lambda _pod, _said: None,
         spans: Spans | None = None,
         asking: LlmQuota | None = None,
+        tunables: TunableSources | None = None,
     ) -> None:
         live = live or LiveKernels(store)
         self._inbox = StoreInbox(
             store,
             live=live,
-            tunables=tunables or PodTunables(),
+            tunables=posts or PodTunables(),
             heard=heard,
             spans=spans or NoSpans(),
         )
-        self._tasks = Tasks(store, results, live=live, asking=asking)
+        self._tasks = Tasks(
+            store, results, live=live, asking=asking, tunables=tunables or NoTunables()
+        )
         self._store = store
         self._notary = notary
         self._artifacts = ArtifactFolders(artifacts, notary)
@@ -299,6 +358,10 @@ class StoreLedger:
     def task(self, experiment: KernelExperiment, role: JobRole, *, arch: str = "") -> str:
         """Return the lab's task; see `Ledger.task` and `Tasks`."""
         return self._tasks.task(experiment, role, arch=arch)
+
+    def server(self, experiment: KernelExperiment) -> ServerImage | None:
+        """Return the image of the servers, for a tunable; see `Ledger.server`."""
+        return self._tasks.server(experiment)
 
     def doubt(
         self, proposal: Proposal, *, servers: Sequence[ServerEnvironment]

@@ -20,7 +20,7 @@ import stat
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,13 +37,14 @@ from retuned.errors import (
     UnreadableInput,
 )
 from retuned.experiment.log_transport import FINDINGS, MAX_LOG_BYTES, Bundle, Sender, read
-from retuned.experiment.messages import read_line, stood_of
+from retuned.experiment.messages import read_line, stood_of, turns_of
 from retuned.files import NotPlain, read_plain
 from retuned.ports import Clock, Finding
+from retuned.stages.experiment import Turn
 from retuned.stages.verdict import Status
 from retuned.store.artifact_folder import bundle_of
 from retuned_operator.controllers import objects
-from retuned_operator.kube.errors import Invalid, NotFound
+from retuned_operator.kube.errors import Invalid, NotFound, printable
 from retuned_operator.kube.resources import Obj
 from retuned_operator.manifests.jobs import TELLER
 from retuned_operator.schema import JobRole, KernelExperiment
@@ -57,6 +58,9 @@ MAX_EVIDENCE_BYTES = 32 << 20
 MAX_ARTIFACT_BYTES = 16 << 20
 MAX_PODS = 256
 """Most pods of one Job that are looked at: a Job has one, or a few after disruptions."""
+_MOST = 2**31 - 1
+_WORDS = 1024
+"""Characters of what turns found."""
 _KEPT_BYTES = 4 << 20
 """Findings that are kept as they were read, by their length as text."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
@@ -79,6 +83,8 @@ class PodResult:
     """Losers that the pod had no room to tell of."""
     beside: str = ""
     """What accelerators did while it measured; empty where nothing is known or worth a word."""
+    turns: tuple[Turn, ...] = ()
+    """Of an experiment on a tunable: one for each size class that it searched."""
 
     def best(self) -> Finding | None:
         """Return the finding that promotes with the highest lower bound; None where none does."""
@@ -94,13 +100,19 @@ class PodResult:
             job=self.job,
             pod_uid=self.pod_uid,
             at=self.at,
-            tried=len(self.findings) + self.left_out,
-            correct=sum(each.verdict.speedup is not None for each in self.findings),
+            tried=_count(t.tried for t in self.turns) or len(self.findings) + self.left_out,
+            correct=_count(t.correct for t in self.turns)
+            or sum(each.verdict.speedup is not None for each in self.findings),
             finalists=promoted,
             winner=proven.solution.digest if proven else None,
             speedup=proven.verdict.speedup if proven else None,
-            beside=self.beside,
+            beside=self.beside or printable("; ".join(t.because for t in self.turns))[:_WORDS],
         )
+
+
+def _count(numbers: Iterable[int]) -> int:
+    """Return a sum that a status can hold, whatever a pod reports."""
+    return min(sum(numbers), _MOST)
 
 
 def _lower(finding: Finding) -> float:
@@ -277,6 +289,7 @@ class ResultFolder:
             findings=tuple(findings),
             left_out=_left_out(folder),
             beside=stood_of(lines[-1]).words,
+            turns=turns_of(lines[-1]),
         )
 
 

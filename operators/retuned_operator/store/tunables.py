@@ -74,6 +74,11 @@ class PodTunables:
             known = self._posts.get(target, {})
             return {name: tuple(posts.values()) for name, posts in known.items()}
 
+    def newest(self, target: str, name: str) -> TunablePost | None:
+        """Return the newest post about a tunable; None without one."""
+        posts = self.of(target).get(name, ())
+        return max(posts, key=lambda each: each.at).post if posts else None
+
     def needs(self, target: str, name: str) -> Mapping[str, Any] | None:
         """Return what an experiment needs of the server: report, environment, recipes.
 
@@ -86,9 +91,9 @@ class PodTunables:
     def launched(self, target: str, definition: str) -> LaunchedTunable | None:
         """Return what the servers of a target launch now; see `Tunables.launched`."""
         posts, needs = self.of(target).get(definition, ()), self.needs(target, definition)
-        if not posts or needs is None:
+        newest = self.newest(target, definition)
+        if newest is None or needs is None:
             return None
-        newest = max(posts, key=lambda each: each.at).post
         if newest.differs or len({each.post.source for each in posts}) > 1:
             return None
         report = needs["report"]

@@ -12,6 +12,7 @@ from tests.operators import examples
 from retuned.contract import Digest, Guard, Solution, TrustClass, Workload
 from retuned.control import ResultFact
 from retuned.control.analysis import Compared
+from retuned.errors import Refused
 from retuned.ports import Finding
 from retuned.stages.gate.limits import Metric
 from retuned.stages.hypothesis import Hypothesis
@@ -36,6 +37,7 @@ from retuned_operator.controllers.ports import (
     ProvenTable,
     VerifiedWin,
 )
+from retuned_operator.manifests import ServerImage
 from retuned_operator.schema import JobRole, KernelExperiment, TuningTarget
 
 KERNEL = "rmsnorm_h512"
@@ -53,6 +55,8 @@ class FakeLedger:
         self.gone: dict[str, str] = {}
         self.faults: dict[str, EvidenceFault] = {}
         self.tasks: list[tuple[str, JobRole, str]] = []
+        self.servers: dict[str, ServerImage | Refused] = {}
+        """By tunable: the image of its servers, or why it can get no container."""
         self.reports: list[OpenDrift] = []
         self.beliefs: list[Hypothesis] = []
         self.tried: list[Finding] = []
@@ -105,6 +109,12 @@ class FakeLedger:
 
     def table(self, digest: Digest) -> ProvenTable | None:
         return self.tables.get(digest)
+
+    def server(self, experiment: KernelExperiment) -> ServerImage | None:
+        found = self.servers.get(experiment.spec.kernel.name)
+        if isinstance(found, Refused):
+            raise found
+        return found
 
     def share(self, hypothesis: str) -> float:
         return 0.2

@@ -13,6 +13,7 @@ from tests.operators.controllers.memory_server import pod_of
 from tests.operators.controllers.server_pods import WORLD
 
 from retuned.api.values import camel
+from retuned.errors import Refused
 from retuned_operator.controllers.experiment import Experiments
 from retuned_operator.controllers.experiment_facts import PROPOSAL_TTL, hours_of
 from retuned_operator.kube.resources import (
@@ -24,7 +25,7 @@ from retuned_operator.kube.resources import (
     PROPOSALS,
     Obj,
 )
-from retuned_operator.manifests import JobSettings
+from retuned_operator.manifests import JobSettings, ServerImage
 from retuned_operator.manifests.settings import Endpoint
 from retuned_operator.schema import ExperimentPhase as P
 from retuned_operator.schema import JobRole, KernelExperiment
@@ -329,6 +330,42 @@ def test_where_no_accelerator_is_asked_for_nobody_compiles_beforehand() -> None:
     cluster.experiment()
     cluster.until(lambda: phases(cluster) == [P.SUCCEEDED])
     assert [str(role) for _, role, _ in cluster.ledger.tasks] == ["search", "verify"]
+
+
+TUNABLE = "tunable:attention:kernel_unified_attention:0a1b2c3d"
+SERVED = ServerImage(image="registry.example/vllm@sha256:" + "a" * 64, python="/usr/bin/python3")
+
+
+def a_tunable(cluster: Cluster) -> None:
+    body = examples.an_experiment(environment=WORLD)
+    body["spec"]["kernel"]["name"] = TUNABLE
+    cluster.ledger.servers[TUNABLE] = SERVED
+    cluster.put(EXPERIMENTS, body)
+
+
+def test_an_experiment_on_a_tunable_has_one_job_beside_the_servers_container() -> None:
+    cluster = Idle(OPEN, jobs=replace(HERE, endpoint=MODEL), compile_first=True)
+    a_tunable(cluster)
+    cluster.turn()
+    assert [role for _, role, _ in cluster.ledger.tasks] == [JobRole.VERIFY]
+    (job,) = cluster.all(JOBS)
+    containers = job["spec"]["template"]["spec"]["containers"]
+    assert [each["name"] for each in containers] == ["server", "runner"]
+    assert containers[0]["image"] == SERVED.image
+
+
+def test_a_tunable_that_can_get_no_container_is_refused_with_the_reason() -> None:
+    cluster = Idle(OPEN)
+
+    with pytest.raises(Refused) as unpinned:
+        replace(SERVED, image="vllm:latest")
+    a_tunable(cluster)
+    cluster.ledger.servers[TUNABLE] = unpinned.value
+    cluster.until(lambda: phases(cluster) == [P.REFUSED])
+    (experiment,) = cluster.experiments()
+    assert experiment.status.reason == "server-image-invalid"
+    assert "vllm:latest" in experiment.status.detail
+    assert cluster.all(JOBS) == []
 
 
 UNPLACED = [

@@ -49,6 +49,7 @@ def post(pod: str = "chat-0", **changed: Any) -> TunablePost:
         "kernel": "kernel_unified_attention",
         "module": "vllm.attention",
         "source": SOURCE,
+        "facts": {"process": "1", "device": "gfx942", "triton": "3.9.0"},
         "observed_s": 300.0,
         "busy_us": 200e6,
         "used": [{"axes": AXES, "launches": 900.0, "time_us": 90e6, "how": "literal"}],

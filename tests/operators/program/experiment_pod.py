@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from retuned.lab.harness.landlock import Allowed, restrict
-from retuned_operator.manifests.jobs import MESSAGE_PATH, TASK_KEY
+from retuned_operator.manifests.jobs import MESSAGE_PATH, RUNNER, TASK_KEY, TELLER
 from retuned_operator.schema import JobRole
 
 _USER = 65532
@@ -68,8 +68,9 @@ class ExperimentPod:
     def __init__(self, place: Path, objects: tuple[dict[str, Any], ...], *, uid: str) -> None:
         task_map, job = objects
         self._place = place
-        (self._container,) = job["spec"]["template"]["spec"]["containers"]
-        (self._teller,) = job["spec"]["template"]["spec"]["initContainers"]
+        spec = job["spec"]["template"]["spec"]
+        (self._container,) = (each for each in spec["containers"] if each["name"] == RUNNER)
+        (self._teller,) = (each for each in spec["initContainers"] if each["name"] == TELLER)
         mounted = self._container["volumeMounts"]
         self.results = place / "results"
         self.log = b""
@@ -157,7 +158,7 @@ class ExperimentPod:
             given.setdefault(each["name"], each.get("value", ""))
         found = {name: self._here(value) for name, value in given.items()}
         found |= {"TMPDIR": str(self._place / "tmp"), "PATH": os.environ["PATH"]}
-        return found | ({"PYTHONPATH": _PACKAGES} if str(_PYTHON) != sys.executable else {})
+        return found | {"PYTHONPATH": _PACKAGES}
 
     def _enter(self, own: tuple[str, ...]) -> None:
         if _IS_NOBODY:

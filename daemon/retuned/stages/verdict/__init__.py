@@ -19,7 +19,12 @@ from retuned.stages.verdict.documents import (
     freeze_of,
     raw_digest,
 )
-from retuned.stages.verdict.environments import Difference, ServerEnvironment, differences
+from retuned.stages.verdict.environments import (
+    Difference,
+    ServerEnvironment,
+    differences,
+    server_side,
+)
 from retuned.stages.verdict.guards import groups_of, guard_for
 from retuned.stages.verdict.judge import is_settled, judge, rank
 from retuned.stages.verdict.records import (
@@ -70,4 +75,5 @@ __all__ = [
     "judge",
     "rank",
     "raw_digest",
+    "server_side",
 ]

@@ -33,6 +33,27 @@ class ServerEnvironment:
     """Variables that change what Triton compiles."""
 
 
+def server_side(facts: ServerEnvironment) -> Environment:
+    """Return the environment of a server's process, which its experiments share.
+
+    Examples
+    --------
+    >>> server_side(ServerEnvironment(process="1", cpu="cpu:a", triton="3.6.0")).arch
+    'cpu:a'
+    """
+    numerics = dict(facts.numerics)
+    if facts.device_name:
+        numerics["GPU_NAME"] = facts.device_name
+    return Environment(
+        arch=facts.device or facts.cpu,
+        driver=facts.driver,
+        runtime=facts.runtime,
+        torch=facts.torch,
+        triton=facts.triton,
+        numerics=numerics,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
     """One difference between a server and the environment of the evidence."""
