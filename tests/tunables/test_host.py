@@ -22,7 +22,7 @@ from tests.tunables.test_tune import environment, recipe, report
 
 from retuned.errors import CandidateError, HarnessError
 from retuned.runtime.core.environment import SWITCHES
-from retuned.runtime.tunables import environment
+from retuned.runtime.tunables import environment as reported
 from retuned.tunables import host as host_module
 from retuned.tunables.host import (
     CHILD_LOG_BYTES,
@@ -387,7 +387,7 @@ def test_a_child_gets_variables_of_the_server_and_no_others(tmp_path: Path) -> N
 
 
 def test_a_child_gets_each_variable_that_a_runtime_reports() -> None:
-    assert all(each.startswith(SERVER_VARIABLES) for each in (*environment._VARIABLES, *SWITCHES))
+    assert all(each.startswith(SERVER_VARIABLES) for each in (*reported._VARIABLES, *SWITCHES))
 
 
 @pytest.mark.parametrize(("version", "safe"), [((3, 10), False), ((3, 11), True), ((3, 13), True)])
