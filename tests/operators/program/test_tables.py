@@ -191,6 +191,8 @@ def test_evidence_carries_the_table_that_was_made_from_it_and_no_other(operator:
     # the variant itself is not what servers get
     variant = proposal.model_copy(update={"artifact": won().digest})
     assert doubt(variant, servers=ALIKE) is EvidenceFault.CONTRADICTED
+    another = proposal.model_copy(update={"definition": "tunable:moe:other:11111111"})
+    assert doubt(another, servers=ALIKE) is EvidenceFault.CONTRADICTED
     unlike = (ServerEnvironment(process="2", cpu="cpu:another"),)
     assert doubt(proposal, servers=unlike) is EvidenceFault.OTHER_ENVIRONMENT
 
