@@ -304,9 +304,9 @@ def test_no_more_children_run_than_are_allowed(
     with (
         running(tmp_path, monkeypatch, children=1) as (path, _, host),
         connected(path, START + b"one\n") as first,
-        connected(path, START + b"two\n") as second,
     ):
         assert first.recv(8) == b"one\n"
+        second = connected(path, START + b"two\n")
         second.settimeout(0.7)
         with pytest.raises(TimeoutError):
             second.recv(8)
@@ -314,6 +314,7 @@ def test_no_more_children_run_than_are_allowed(
         first.close()
         second.settimeout(30.0)
         assert second.recv(8) == b"two\n"
+        second.close()
 
 
 def test_a_second_runner_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
