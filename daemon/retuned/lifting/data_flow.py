@@ -113,9 +113,22 @@ class Flow:
     """Constexprs that are loop steps, or that divide a number rounding up."""
     dots: bool = False
     loops: bool = False
+    nodes: dict[tuple[str, str], ast.AST] = field(default_factory=dict)
+    """(use, pointer) -> where it was found first; `use` is ``place``, ``atomic`` or ``stored``."""
+
+    def line(self, use: str, pointers: Iterable[str]) -> str:
+        """Return the text of the first use of one of the pointers."""
+        found = (self.nodes.get((use, name)) for name in sorted(pointers))
+        return next((ast.unparse(node) for node in found if node is not None), "")
+
+    def note(self, use: str, pointers: Iterable[str], node: ast.AST) -> None:
+        for name in pointers:
+            self.nodes.setdefault((use, name), node)
 
 
-def flow_of(source: Source, *, pointers: frozenset[str], constants: Mapping[str, Plain]) -> Flow:
+def flow_of(
+    source: Source, *, pointers: frozenset[str], constants: Mapping[str, Plain | _Unknown]
+) -> Flow:
     """Follow a kernel's arguments through its text.
 
     `constants` are parameters whose value Triton compiles in.
@@ -209,7 +222,7 @@ class _Body:
             self._for(node)
         elif isinstance(node, ast.While):
             self._found.loops = True
-            self._found.places |= self._value(node.test).named("val")
+            self._place(self._value(node.test), node.test)
             for statement in node.body:
                 self._statement(statement)
         elif isinstance(node, ast.Assign):
@@ -227,7 +240,7 @@ class _Body:
 
     def _for(self, node: ast.For) -> None:
         bounds = self._value(node.iter)
-        self._found.places |= bounds.named("val")
+        self._place(bounds, node.iter)
         if isinstance(node.iter, ast.Call):
             self._found.loops |= _word(node.iter.func) != "static_range"
             for step in node.iter.args[2:]:
@@ -327,13 +340,20 @@ class _Body:
             return self._follower.call(word, _filled(given, missing))
         if isinstance(node.func, ast.Attribute) and not _is_module(node.func.value):
             args = [self._value(node.func.value), *args]
-        return self._built_in(word, args, named)
+        return self._built_in(word, args, named, node)
 
-    def _built_in(self, word: str, args: list[Value], named: Mapping[str, Value]) -> Value:
+    def _place(self, value: Value, node: ast.AST) -> None:
+        """Note that loaded numbers become an address, or how often a loop runs."""
+        self._found.places |= value.named("val")
+        self._found.note("place", value.named("val"), node)
+
+    def _built_in(
+        self, word: str, args: list[Value], named: Mapping[str, Value], node: ast.Call
+    ) -> Value:
         every = [*args, *named.values()]
         address = args[0] if args else named.get("pointer", NOTHING)
         if word in ("load", "store") or word in ATOMICS:
-            self._found.places |= address.named("val")
+            self._place(address, node)
         if word == "load":
             self._found.loaded |= address.named("ptr")
             other = [value for value in every if value is not address]
@@ -342,8 +362,10 @@ class _Body:
         if word == "store" or word in ATOMICS:
             value = args[1] if len(args) > 1 else named.get("value", NOTHING)
             if value.named("ptr"):
-                raise NotLifted("pointer-stored", detail="an address is written to memory")
+                detail = "an address is written to memory"
+                raise NotLifted("pointer-stored", detail=detail, line=ast.unparse(node))
             to = self._found.stored if word == "store" else self._found.atomic
+            self._found.note("stored" if word == "store" else "atomic", address.named("ptr"), node)
             to |= address.named("ptr")
             if address.named("val"):
                 self._found.scattered |= address.named("ptr")

@@ -8,7 +8,8 @@ executes nothing. Text outside the contract is refused with a reason, and the ke
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from retuned.lifting.dialect import DEVICE_LIBRARY, FORBIDDEN, function_of, module_of
@@ -19,6 +20,7 @@ from retuned.runtime.triton.contract import BUILTINS, check_source, is_literal
 HEADER = "import triton\nimport triton.language as tl\n"
 DEVICE_HEADER = f"from triton.language.extra import {DEVICE_LIBRARY}\n"
 _MOST_NODES = 30_000
+_LINE = re.compile(r"line (\d{1,6}) of ")
 _DECORATORS = frozenset(("jit", "autotune", "heuristics"))
 
 
@@ -57,17 +59,24 @@ def read_source(text: str, *, entry: str) -> Source:
         ``device-print``, ``tensor-descriptor``, ``pointer-of-pointers``, ``kernel-missing`` or
         ``source-outside-contract``.
     """
-    reader = _Reader(_parsed(text))
+    reader = _Reader(_parsed(text), text.split("\n"))
     if entry not in reader.functions:
         raise NotLifted("kernel-missing", detail=f"the source has no function '{entry}'")
     source = reader.reached(entry)
     try:
         check_source(source.text, entry=entry)
     except Refused as error:
-        raise NotLifted("source-outside-contract", detail=error.detail) from error
+        line = _named_line(source.text, error.detail)
+        raise NotLifted("source-outside-contract", detail=error.detail, line=line) from error
     except RecursionError as error:
         raise NotLifted("source-unreadable", detail="it is nested too deeply") from error
     return source
+
+
+def _named_line(text: str, detail: str) -> str:
+    """Return the line that a refusal of the contract names by its number."""
+    found = _LINE.match(detail)
+    return text.split("\n")[int(found[1]) - 1].strip() if found else ""
 
 
 def _parsed(text: str) -> ast.Module:
@@ -88,7 +97,8 @@ def _parsed(text: str) -> ast.Module:
 class _Reader:
     """Names of one file."""
 
-    def __init__(self, tree: ast.Module) -> None:
+    def __init__(self, tree: ast.Module, lines: Sequence[str]) -> None:
+        self._lines = lines
         self.functions: dict[str, ast.FunctionDef] = {}
         self._constants: dict[str, ast.expr] = {}
         self._modules = {"tl": "tl", "triton": "triton"}
@@ -165,6 +175,10 @@ class _Reader:
             elif home is not None:
                 self._aliases[alias] = (home, each.name)
 
+    def line(self, node: ast.AST) -> str:
+        number = getattr(node, "lineno", 0)
+        return self._lines[number - 1].strip() if 0 < number <= len(self._lines) else ""
+
     def module(self, name: str) -> str | None:
         return self._modules.get(name)
 
@@ -205,7 +219,8 @@ class _Speller(ast.NodeTransformer):
             part_name = getattr(part, "attr", None) or getattr(part, "id", None)
             if part_name in FORBIDDEN and part_name not in self._local:
                 detail = f"'{self._name}' uses '{part_name}'"
-                raise NotLifted(FORBIDDEN[part_name], detail=detail)
+                line = self._reader.line(part)
+                raise NotLifted(FORBIDDEN[part_name], detail=detail, line=line)
         arguments = ast.arguments(
             posonlyargs=[],
             args=[_parameter(each) for each in node.args.args],
@@ -235,7 +250,7 @@ class _Speller(ast.NodeTransformer):
         found = self._reader.alias(node.id)
         if found is None and not self._reader.is_known(node.id) and node.id not in BUILTINS:
             detail = f"'{self._name}' uses '{node.id}', which nothing in the source defines"
-            raise NotLifted("global-unknown", detail=detail)
+            raise NotLifted("global-unknown", detail=detail, line=self._reader.line(node))
         return found or node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
@@ -248,7 +263,8 @@ class _Speller(ast.NodeTransformer):
             if len(dotted) > 2 and module_of(full) == DEVICE_LIBRARY:
                 return self._reader.word(DEVICE_LIBRARY, dotted[-1])
             if module == "tl" and len(dotted) == 2 and dotted[1] in (DEVICE_LIBRARY, "extra"):
-                raise NotLifted("extern-function", detail=f"uses {'.'.join(dotted)}")
+                detail = f"uses {'.'.join(dotted)}"
+                raise NotLifted("extern-function", detail=detail, line=self._reader.line(node))
         self.generic_visit(node)
         return node
 
@@ -274,7 +290,7 @@ def _parameter(node: ast.arg) -> ast.arg:
     if str(text).split(".")[-1] == "constexpr":
         return ast.arg(node.arg, ast.parse("tl.constexpr", mode="eval").body)
     detail = f"parameter '{node.arg}' is annotated {str(text)[:40]}"
-    raise NotLifted("parameter-annotated", detail=detail)
+    raise NotLifted("parameter-annotated", detail=detail, line=f"{node.arg}: {str(text)[:40]}")
 
 
 def _without_text(body: list[ast.stmt]) -> Iterator[ast.stmt]:
