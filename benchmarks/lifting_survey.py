@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from retuned.contract import DType
-from retuned.lifting.data_flow import UNKNOWN, flow_of
+from retuned.lifting.compile_time import UNKNOWN
+from retuned.lifting.data_flow import flow_of
 from retuned.lifting.records import NotLifted
 from retuned.lifting.roles import roles_of
 from retuned.lifting.source import read_source
@@ -39,6 +40,7 @@ METHOD = (
     "A code ending in -here is the survey's: it could not assemble the text. Nothing was executed."
 )
 _HEADER = "import triton\nimport triton.language as tl\n"
+_NUMBERS = re.compile(r"(offset|start|stride)s?$")
 _MOST_HOPS = 12
 _NOTED = 200
 Function = ast.FunctionDef
@@ -232,6 +234,9 @@ class _Assembler:
         inner = value.args[0] if wrapped and isinstance(value, ast.Call) else value
         dotted = ast.unparse(inner)
         first, _, last = dotted.rpartition(".")
+        if re.search(r"(^tldevice|\blibdevice)$", dotted):
+            self._lines.setdefault(used, f"import triton.language.extra.libdevice as {used}")
+            return
         if last.isidentifier() and first in (
             "tl",
             "tl.math",
@@ -309,11 +314,10 @@ class _Parameters:
                 inner = node.value.value if isinstance(node.value, ast.Attribute) else node.value
                 bases |= self._roots(inner, names)
             elif isinstance(node, ast.BinOp) and not isinstance(node.op, ast.Add | ast.Sub):
-                for each in (node.left, node.right):
-                    numbers |= {each.id} if isinstance(each, ast.Name) else set()
+                numbers |= _direct(node.left) | _direct(node.right)
             elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt | ast.GtE):
                 for each in (node.left, *node.comparators):
-                    numbers |= {each.id} if isinstance(each, ast.Name) else set()
+                    numbers |= _direct(each)
         return _Kinds(frozenset(bases), frozenset(numbers))
 
     def _call(
@@ -328,10 +332,12 @@ class _Parameters:
             word = node.func.id
         if word in self._SINKS or word.startswith("atomic_"):
             for each in [*node.args[:1], *(k.value for k in node.keywords if k.arg == "base")]:
-                bases |= self._roots(each, names)
+                found = self._roots(each, names)
+                plain = {name for name in found if not _NUMBERS.search(name)}
+                bases |= plain or found  # a base may be called 'offsets', beside none that is not
         elif word in ("range", "cdiv", "arange", "min", "max", "static_range"):
             for each in node.args:
-                numbers |= {each.id} if isinstance(each, ast.Name) else set()
+                numbers |= _direct(each)
         elif word in self._functions and word in self._known:
             order = [each.arg for each in self._functions[word].args.args]
             given = dict(zip(order, node.args, strict=False))
@@ -339,14 +345,16 @@ class _Parameters:
             for name, value in given.items():
                 if name in self._known[word].bases - self._known[word].numbers:
                     bases |= self._roots(value, names)
-                elif name in self._known[word].numbers and isinstance(value, ast.Name):
-                    numbers |= {value.id}
+                elif name in self._known[word].numbers:
+                    numbers |= _direct(value)
 
     def _roots(self, node: ast.expr, names: Mapping[str, set[str]]) -> set[str]:
         if isinstance(node, ast.Name):
             return names.get(node.id, set())
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
             return self._roots(node.left, names) | self._roots(node.right, names)
+        if isinstance(node, ast.Subscript):
+            return self._roots(node.value, names)
         if isinstance(node, ast.IfExp):
             return self._roots(node.body, names) | self._roots(node.orelse, names)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -359,15 +367,22 @@ class _Parameters:
         return set()
 
 
+def _direct(node: ast.expr) -> set[str]:
+    """Return the names that a sum adds."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
+        return _direct(node.left) | _direct(node.right)
+    return {node.id} if isinstance(node, ast.Name) else set()
+
+
 def answer(text: str, *, entry: str) -> tuple[str, str]:
-    """Return the lifter's code for an assembled text, and the line that caused it.
+    r"""Return the lifter's code for an assembled text, and the line that caused it.
 
     Examples
     --------
-    >>> text = "@triton.jit\\ndef copy(x, y):\\n    tl.store(y, tl.load(x))\\n"
+    >>> text = "@triton.jit\ndef copy(x, y):\n    tl.store(y, tl.load(x))\n"
     >>> answer(text, entry="copy")
     ('accepted', '')
-    >>> answer(text.replace("tl.load(x)", "x"), entry="copy")[0]
+    >>> answer(text.replace("tl.load(x)", "y"), entry="copy")[0]
     'pointer-stored'
     """
     functions = {n.name: n for n in ast.parse(text).body if isinstance(n, Function)}
