@@ -41,6 +41,7 @@ METHOD = (
 )
 _HEADER = "import triton\nimport triton.language as tl\n"
 _NUMBERS = re.compile(r"(offset|start|stride)s?$")
+_MISSING = "unassembled-here"
 _MOST_HOPS = 12
 _NOTED = 200
 Function = ast.FunctionDef
@@ -53,6 +54,8 @@ class Row:
     module: str
     kernel: str
     code: str
+    code_with_flags_off: str
+    """The answer to launches that switch off every constexpr which is a condition by itself."""
     line: str
     """The line that caused the refusal; the refusal's text where no line is known."""
 
@@ -292,7 +295,11 @@ class _Parameters:
             if self._known == before:
                 break
         found = self._known[entry]
-        plain = {each.arg for each in self._functions[entry].args.args if not each.annotation}
+        plain = {
+            each.arg
+            for each in self._functions[entry].args.args
+            if not re.search(r"constexpr|int", ast.unparse(each.annotation or ast.Constant("")))
+        }
         sure = {each for each in found.bases if "ptr" in each.lower()}
         return frozenset(((found.bases - found.numbers) | sure) & plain)
 
@@ -374,8 +381,10 @@ def _direct(node: ast.expr) -> set[str]:
     return {node.id} if isinstance(node, ast.Name) else set()
 
 
-def answer(text: str, *, entry: str) -> tuple[str, str]:
+def answer(text: str, *, entry: str, fixed: Mapping[str, bool] | None = None) -> tuple[str, str]:
     r"""Return the lifter's code for an assembled text, and the line that caused it.
+
+    `fixed` are constexprs with a value that every launch has.
 
     Examples
     --------
@@ -388,13 +397,26 @@ def answer(text: str, *, entry: str) -> tuple[str, str]:
     functions = {n.name: n for n in ast.parse(text).body if isinstance(n, Function)}
     pointers = _Parameters(functions).pointers(entry)
     try:
-        source = read_source(text, entry=entry)
+        source = read_source(text, entry=entry, fixed=fixed)
         constants = {name: UNKNOWN for name, constant in source.parameters.items() if constant}
         flow = flow_of(source, pointers=pointers, constants=constants)
         roles_of(flow, {name: DType.FLOAT32 for name in sorted(pointers)}, bounded=frozenset())
     except NotLifted as error:
         return str(error.code), (error.line or error.message)[:_NOTED]
     return "accepted", ""
+
+
+def flags_of(text: str, *, entry: str) -> dict[str, bool]:
+    """Return the constexprs of a kernel that are conditions by themselves, switched off."""
+    (function,) = (
+        node for node in ast.parse(text).body if isinstance(node, Function) and node.name == entry
+    )
+    parts = [node.test for node in ast.walk(function) if isinstance(node, ast.If | ast.IfExp)]
+    parts += [part for node in parts if isinstance(node, ast.BoolOp) for part in node.values]
+    parts += [node.operand for node in parts if isinstance(node, ast.UnaryOp)]
+    tested = {node.id for node in parts if isinstance(node, ast.Name)}
+    constant = {each.arg for each in function.args.args if each.annotation}
+    return dict.fromkeys(sorted(tested & constant), False)
 
 
 def rows_of(folder: Path) -> tuple[list[Row], int]:
@@ -413,25 +435,40 @@ def rows_of(folder: Path) -> tuple[list[Row], int]:
     for module, function in every:
         if id(function) in called:
             continue
-        try:
-            text = _Assembler(package).text(module, function)
-            code, line = answer(text, entry=function.name)
-        except Unassembled as error:
-            code, line = "unassembled-here", str(error)
-        rows.append(Row(module.name, function.name, code, line))
+        rows.append(_row(package, module, function))
     return rows, len(called)
+
+
+def _row(package: Package, module: Module, function: Function) -> Row:
+    try:
+        text = _Assembler(package).text(module, function)
+    except Unassembled as error:
+        return Row(module.name, function.name, _MISSING, _MISSING, str(error))
+    code, line = answer(text, entry=function.name)
+    off = code
+    flags = flags_of(text, entry=function.name)
+    if code not in ("accepted", "index-bounds-unknown") and flags:
+        off, _ = answer(text, entry=function.name, fixed=flags)
+    return Row(module.name, function.name, code, off, line)
+
+
+def _ranked(counts: Counter[str]) -> dict[str, int]:
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def survey(folder: Path) -> dict[str, Any]:
     """Return a package's counts, and a row for each kernel that is refused."""
     rows, helpers = rows_of(folder)
-    counts = Counter(row.code for row in rows)
+    off = Counter(row.code_with_flags_off for row in rows)
     return {
         "kernels": len(rows),
         "helpers": helpers,
-        "counts": dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))),
+        "counts": _ranked(Counter(row.code for row in rows)),
+        "counts_with_flags_off": _ranked(off),
         "refused": [
-            {"module": r.module, "kernel": r.kernel, "code": r.code, "line": r.line}
+            {"module": r.module, "kernel": r.kernel, "code": r.code}
+            | ({"with_flags_off": r.code_with_flags_off} if r.code_with_flags_off != r.code else {})
+            | {"line": r.line}
             for r in sorted(rows, key=lambda row: (row.code, row.module, row.kernel))
             if r.code != "accepted"
         ],
@@ -451,6 +488,7 @@ def main() -> None:
         name, _, folder = each.partition("=")
         found[name] = survey(Path(folder))
         print(given.label, name, found[name]["kernels"], found[name]["counts"])
+        print("with flags off", found[name]["counts_with_flags_off"])
     runs = {**before.get("runs", {}), given.label: found}
     body = {"method": METHOD, "python": platform.python_version(), "runs": runs}
     given.out.write_text(json.dumps(body, indent=1) + "\n")

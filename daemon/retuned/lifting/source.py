@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from retuned.lifting.compile_time import Plain, Pruner
 from retuned.lifting.dialect import DEVICE_LIBRARY, FORBIDDEN, function_of, module_of
 from retuned.lifting.records import MAX_SOURCE_CHARS, NotLifted
+from retuned.lifting.rewrites import Rewriter, annotated_type, defaults_of, is_constexpr
 from retuned.runtime.schema import Refused
 from retuned.runtime.triton.contract import BUILTINS, check_source, is_literal
 
@@ -21,6 +23,7 @@ HEADER = "import triton\nimport triton.language as tl\n"
 DEVICE_HEADER = f"from triton.language.extra import {DEVICE_LIBRARY}\n"
 _MOST_NODES = 30_000
 _LINE = re.compile(r"line (\d{1,6}) of ")
+_IN_BRANCHES = frozenset((*FORBIDDEN.values(), "global-unknown", "source-outside-contract"))
 _DECORATORS = frozenset(("jit", "autotune", "heuristics"))
 
 
@@ -29,6 +32,8 @@ class Source:
     entry: str
     functions: dict[str, ast.FunctionDef]
     constants: dict[str, ast.expr]
+    types: dict[str, str]
+    """Types that annotations give whole numbers of a launch, by parameter."""
 
     @property
     def text(self) -> str:
@@ -49,21 +54,35 @@ class Source:
         return {argument.arg: argument.annotation is not None for argument in found}
 
 
-def read_source(text: str, *, entry: str) -> Source:
+def read_source(text: str, *, entry: str, fixed: Mapping[str, Plain] | None = None) -> Source:
     """Translate a live kernel's text, which is untrusted.
+
+    `fixed` are constexprs with one value in all launches. If the whole text is refused for what it
+    contains, the branches that these values exclude are removed: Triton does not compile them.
 
     Raises
     ------
     NotLifted
         ``source-unreadable``, ``global-unknown``, ``extern-function``, ``inline-asm``,
-        ``device-print``, ``tensor-descriptor``, ``pointer-of-pointers``, ``kernel-missing`` or
-        ``source-outside-contract``.
+        ``device-print``, ``tensor-descriptor``, ``pointer-of-pointers``, ``kernel-missing``,
+        ``parameter-annotated`` or ``source-outside-contract``.
     """
+    try:
+        return _read(text, entry, {})
+    except NotLifted as error:
+        if not fixed or error.code not in _IN_BRANCHES:
+            raise
+    return _read(text, entry, fixed)
+
+
+def _read(text: str, entry: str, fixed: Mapping[str, Plain]) -> Source:
     reader = _Reader(_parsed(text), text.split("\n"))
     if entry not in reader.functions:
         raise NotLifted("kernel-missing", detail=f"the source has no function '{entry}'")
-    source = reader.reached(entry)
     try:
+        if fixed:
+            reader.without_branches(entry, fixed)
+        source = reader.reached(entry)
         check_source(source.text, entry=entry)
     except Refused as error:
         line = _named_line(source.text, error.detail)
@@ -111,10 +130,23 @@ class _Reader:
         constants: dict[str, ast.expr] = {}
         begun: set[str] = set()
         try:
-            self._reach(entry, functions, constants, begun)
+            self._reach(entry, functions, constants, begun, entry=entry)
         except RecursionError as error:
             raise NotLifted("source-unreadable", detail="it is nested too deeply") from error
-        return Source(entry=entry, functions=functions, constants=constants)
+        types = {each.arg: annotated_type(each) for each in self.functions[entry].args.args}
+        return Source(
+            entry=entry,
+            functions=functions,
+            constants=constants,
+            types={name: found for name, found in types.items() if found is not None},
+        )
+
+    def defaults(self, node: ast.FunctionDef, *, entry: bool) -> list[ast.expr]:
+        return defaults_of(node, self._constants, entry=entry)
+
+    def without_branches(self, entry: str, fixed: Mapping[str, Plain]) -> None:
+        """Remove the branches of the kernel that its constexprs exclude."""
+        Pruner(fixed).function(self.functions[entry])
 
     def _reach(
         self,
@@ -122,15 +154,17 @@ class _Reader:
         functions: dict[str, ast.FunctionDef],
         constants: dict[str, ast.expr],
         begun: set[str],
+        *,
+        entry: str,
     ) -> None:
         if name in begun:
             return
         begun.add(name)
-        spelled = _Speller(self, name).function(self.functions[name])
+        spelled = _Speller(self, name).function(self.functions[name], entry=name == entry)
         used = {n.id for n in ast.walk(spelled) if isinstance(n, ast.Name)}
         for other in sorted(used):
             if other in self.functions:
-                self._reach(other, functions, constants, begun)
+                self._reach(other, functions, constants, begun, entry=entry)
             elif other in self._constants:
                 constants[other] = self._constants[other]
         functions[name] = spelled
@@ -209,7 +243,7 @@ class _Speller(ast.NodeTransformer):
         self._name = name
         self._local: set[str] = set()
 
-    def function(self, node: ast.FunctionDef) -> ast.FunctionDef:
+    def function(self, node: ast.FunctionDef, *, entry: bool) -> ast.FunctionDef:
         self._local = {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)} | {
             each.id
             for each in ast.walk(node)
@@ -226,7 +260,7 @@ class _Speller(ast.NodeTransformer):
             args=[_parameter(each) for each in node.args.args],
             kwonlyargs=[],
             kw_defaults=[],
-            defaults=[self.visit(each) for each in node.args.defaults],
+            defaults=[self.visit(each) for each in self._reader.defaults(node, entry=entry)],
         )
         plain = node.args
         if plain.vararg or plain.kwarg or plain.kwonlyargs or plain.posonlyargs:
@@ -239,7 +273,7 @@ class _Speller(ast.NodeTransformer):
             body=body or [ast.Pass()],
             decorator_list=[ast.parse("triton.jit", mode="eval").body],
         )
-        return ast.fix_missing_locations(made)
+        return Rewriter(entry=entry).function(ast.fix_missing_locations(made))
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         if node.id in self._local or not isinstance(node.ctx, ast.Load):
@@ -282,15 +316,10 @@ class _Speller(ast.NodeTransformer):
 
 
 def _parameter(node: ast.arg) -> ast.arg:
-    """Keep the annotation of a constexpr; other annotations change what Triton compiles."""
-    if node.annotation is None:
-        return ast.arg(node.arg)
-    said = node.annotation
-    text = said.value if isinstance(said, ast.Constant) else ast.unparse(said)
-    if str(text).split(".")[-1] == "constexpr":
+    """Keep the annotation of a constexpr only."""
+    if is_constexpr(node):
         return ast.arg(node.arg, ast.parse("tl.constexpr", mode="eval").body)
-    detail = f"parameter '{node.arg}' is annotated {str(text)[:40]}"
-    raise NotLifted("parameter-annotated", detail=detail, line=f"{node.arg}: {str(text)[:40]}")
+    return ast.arg(node.arg)
 
 
 def _without_text(body: list[ast.stmt]) -> Iterator[ast.stmt]:
