@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from itertools import count
 
 from retuned.lifting.records import NotLifted
 from retuned.runtime.triton.contract import BUILTINS, is_literal
@@ -41,10 +42,8 @@ class Rewriter(ast.NodeTransformer):
         self._loaded = _only_loaded(node) - parameters
         used = {each.id for each in names} | parameters
         for name in sorted((stored & BUILTINS) - parameters):
-            free = f"{name}_"
-            while free in used:
-                free += "_"
-            self._renamed[name] = free
+            free = (f"{name}_{number}" for number in count(2))
+            self._renamed[name] = next(each for each in free if each not in used)
         node.body = [self.visit(each) for each in node.body]
         return node
 

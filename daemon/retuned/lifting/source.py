@@ -23,7 +23,6 @@ HEADER = "import triton\nimport triton.language as tl\n"
 DEVICE_HEADER = f"from triton.language.extra import {DEVICE_LIBRARY}\n"
 _MOST_NODES = 30_000
 _LINE = re.compile(r"line (\d{1,6}) of ")
-_IN_BRANCHES = frozenset((*FORBIDDEN.values(), "global-unknown", "source-outside-contract"))
 _DECORATORS = frozenset(("jit", "autotune", "heuristics"))
 
 
@@ -57,8 +56,8 @@ class Source:
 def read_source(text: str, *, entry: str, fixed: Mapping[str, Plain] | None = None) -> Source:
     """Translate a live kernel's text, which is untrusted.
 
-    `fixed` are constexprs with one value in all launches. If the whole text is refused for what it
-    contains, the branches that these values exclude are removed: Triton does not compile them.
+    `fixed` are constexprs with one value in all launches. If the whole text is refused, the branches
+    that these values exclude are removed: Triton does not compile them.
 
     Raises
     ------
@@ -69,8 +68,8 @@ def read_source(text: str, *, entry: str, fixed: Mapping[str, Plain] | None = No
     """
     try:
         return _read(text, entry, {})
-    except NotLifted as error:
-        if not fixed or error.code not in _IN_BRANCHES:
+    except NotLifted:
+        if not fixed:
             raise
     return _read(text, entry, fixed)
 
