@@ -231,7 +231,7 @@ def test_only_launches_that_exclude_a_branch_are_lifted_without_it() -> None:
 
 
 def test_a_whole_number_that_differs_between_launches_excludes_no_branch() -> None:
-    launches = [live.scale(n, block=64, count=99) for n in (1000, 7, 4096)]
+    launches = [{**live.scale(n, block=64), "count": 99} for n in (1000, 7, 4096)]
     launches += [live.scale(n, block=128) for n in (1000, 7, 4096)]
     for each in launches:
         guarded = f"    if BLOCK > 64:\n        {BARRIER}\n    pid = "

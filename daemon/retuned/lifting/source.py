@@ -56,7 +56,7 @@ class Source:
 def read_source(text: str, *, entry: str, fixed: Mapping[str, Plain] | None = None) -> Source:
     """Translate a live kernel's text, which is untrusted.
 
-    `fixed` are constexprs with one value in all launches. If the whole text is refused, the branches
+    `fixed` are constexprs with one value in all launches. If the whole text is refused, branches
     that these values exclude are removed: Triton does not compile them.
 
     Raises
