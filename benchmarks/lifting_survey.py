@@ -30,7 +30,7 @@ from retuned.lifting.source import read_source
 RESULT = Path(__file__).resolve().parent / "results" / "lifting_refusals.json"
 METHOD = (
     "Every function of the package that @triton.jit decorates and that no other such function "
-    "names is a kernel. Its text is assembled from the syntax trees as the runtime assembles it "
+    "names is a kernel, unless it returns a value. Its text is assembled from the syntax trees as the runtime assembles it "
     "from the live objects: helpers, constants, imports. Of names that a module binds in several "
     "branches, the binding of a CUDA machine without environment variables counts. A constant "
     "that Python computes at import is a stand-in number. Parameters that are bases of addresses "
@@ -433,10 +433,15 @@ def rows_of(folder: Path) -> tuple[list[Row], int]:
                 called.add(id(found[1]))
     rows = []
     for module, function in every:
-        if id(function) in called:
+        if id(function) in called or _returns(function):
             continue
         rows.append(_row(package, module, function))
     return rows, len(called)
+
+
+def _returns(function: Function) -> bool:
+    """Whether a function returns a value, which a kernel cannot."""
+    return any(isinstance(each, ast.Return) and each.value for each in ast.walk(function))
 
 
 def _row(package: Package, module: Module, function: Function) -> Row:

@@ -113,6 +113,7 @@ def test_the_kernel_gets_every_argument_so_defaults_without_a_literal_are_left_o
         ("int", "int32"),
         ("torch.Tensor", None),
         ("tl.tensor", None),
+        ("int | None", None),
     ],
 )
 def test_annotations_give_whole_numbers_a_type(annotation: str, dtype: str | None) -> None:

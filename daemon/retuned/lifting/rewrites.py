@@ -180,8 +180,8 @@ def annotated_type(node: ast.arg) -> str | None:
     """
     text = _annotation(node)
     last = text.split(".")[-1]
-    if last in ("", "constexpr", "Tensor", "tensor"):
-        return None
+    if last in ("", "constexpr", "Tensor", "tensor") or "|" in text:
+        return None  # Triton reads types of its language, and no union
     if last == "int":
         return "int32"
     if last in WHOLE_TYPES:
