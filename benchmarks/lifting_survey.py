@@ -15,7 +15,7 @@ import json
 import platform
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,9 @@ from retuned.lifting.source import read_source
 RESULT = Path(__file__).resolve().parent / "results" / "lifting_refusals.json"
 METHOD = (
     "Every function of the package that @triton.jit decorates and that no other such function "
-    "names is a kernel, unless it returns a value. Its text is assembled from the syntax trees as the runtime assembles it "
-    "from the live objects: helpers, constants, imports. Of names that a module binds in several "
+    "names is a kernel, unless it returns a value. Its text is assembled from the syntax trees as "
+    "the runtime assembles it from the live objects: helpers, constants, imports. A constexpr that "
+    "is a condition by itself is a flag. Of names that a module binds in several "
     "branches, the binding of a CUDA machine without environment variables counts. A constant "
     "that Python computes at import is a stand-in number. Parameters that are bases of addresses "
     "count as pointers to float32, constexprs have an unknown value, so both branches of their "
@@ -379,6 +380,19 @@ def _direct(node: ast.expr) -> set[str]:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
         return _direct(node.left) | _direct(node.right)
     return {node.id} if isinstance(node, ast.Name) else set()
+
+
+def texts_of(folder: Path, names: Collection[str]) -> dict[str, str]:
+    """Return the assembled texts of kernels ``module:kernel`` of a package."""
+    package = Package(folder)
+    found: dict[str, str] = {}
+    for name in names:
+        home, _, kernel = name.partition(":")
+        module = package.module(home)
+        if module is None or kernel not in module.kernels:
+            raise LookupError(f"{name} is not in {folder.name}")
+        found[name] = _Assembler(package).text(module, module.kernels[kernel])
+    return found
 
 
 def answer(text: str, *, entry: str, fixed: Mapping[str, bool] | None = None) -> tuple[str, str]:
