@@ -308,10 +308,10 @@ class _Parameters:
         names = {each.arg: {each.arg} for each in function.args.args}
         assigns = [n for n in ast.walk(function) if isinstance(n, ast.Assign | ast.AugAssign)]
         for _ in range(3):
-            for node in assigns:
-                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            for each in assigns:
+                target = each.targets[0] if isinstance(each, ast.Assign) else each.target
                 if isinstance(target, ast.Name):
-                    added = self._roots(node.value, names)
+                    added = self._roots(each.value, names)
                     names[target.id] = names.get(target.id, set()) | added
         bases: set[str] = set()
         numbers: set[str] = set()

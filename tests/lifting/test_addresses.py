@@ -35,6 +35,11 @@ def convert(v, dtype):
 
 
 @triton.jit
+def narrow(v):
+    return 1.0 if v.dtype.is_fp8() else 2.0
+
+
+@triton.jit
 def chosen(a, b, n):
     if n > 3:
         return a
@@ -110,13 +115,17 @@ def test_a_long_chain_of_names_through_a_loop_does_not_hide_an_address() -> None
         "kind = y.dtype if n > 3 else tl.int64\np = v.to(kind)\ntl.store(p + at, v)",
         "p = tl.full((BLOCK,), v, y.dtype)\ntl.store(p, v)",
         "p = tl.where(n > 3, y, tl.load(z).to(y.dtype))\ntl.store(p + at, v)",
+        "if y.dtype.is_fp8():\n    v = v + 1.0\n" + STORE.format("v"),
+        "p = x + at\nif p.dtype.is_fp8():\n    v = v + 1.0\n" + STORE.format("v"),
+        "p = v\nif n > 3:\n    p = y\n" + STORE.format("narrow(p)"),
+        "kind = y.dtype\nif kind.is_fp8():\n    v = v + 1.0\n" + STORE.format("v"),
         "tl.store(v, v)",
         "tl.store(n + at, v)",
         STORE.format("tl.load(v)"),
         "tl.atomic_add(n + at, v)",
     ],
 )
-def test_memory_that_no_argument_points_to_is_refused(lines: str) -> None:
+def test_a_pointers_own_type_and_memory_that_no_argument_points_to_are_refused(lines: str) -> None:
     with raises_code(NotLifted, "pointer-of-pointers"):
         flow(lines)
 
@@ -131,6 +140,7 @@ def test_memory_that_no_argument_points_to_is_refused(lines: str) -> None:
         "if y.dtype.element_ty == tl.float16:\n    v = v * 2\n" + STORE.format("v"),
         "tl.static_assert(x.dtype == y.dtype)\n" + STORE.format("v"),
         STORE.format("v * x.dtype.element_ty.primitive_bitwidth"),
+        STORE.format("v * narrow(v)"),
         "has_z = z is not None\n" + STORE.format("tl.where(has_z, v, 0.0)"),
         "p = x + at\np = tl.load(p)\n" + STORE.format("p"),
         "a = x + at\na = v\nfor i in range(n):\n    a += v\n" + STORE.format("a"),

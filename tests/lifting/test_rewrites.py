@@ -69,9 +69,7 @@ def test_an_excluded_construct_becomes_an_equal_one(line: str, equal: str) -> No
         "p = y + at\nv = v.to(p.type.element_ty)",
         "y += at\nv = v.to(y.type.element_ty)",
         "v = v.to(v.type)",
-        "if y.dtype.is_fp8():\n    v = v + 1.0",
-        "w = x + at\nif w.dtype.is_fp8():\n    v = v + 1.0",
-        "w = tl.load(x)\nw = x + 1\nif w.dtype.is_fp8():\n    v = v + 1.0",
+        "if (v + 1).dtype.is_fp8():\n    v = v + 1.0",
         "v = max(v, 0.0)\nmax = 1\nv = v + max",
         "tl.static_assert(f'{BLOCK}', '')",
     ],
@@ -79,6 +77,17 @@ def test_an_excluded_construct_becomes_an_equal_one(line: str, equal: str) -> No
 def test_a_construct_without_a_certain_equal_is_refused(line: str) -> None:
     with raises_code(NotLifted, "source-outside-contract"):
         read(line)
+
+
+def test_the_type_of_a_helpers_parameter_may_be_tested() -> None:
+    before = (
+        "@triton.jit\ndef helper(k, p):\n    if p.dtype.element_ty.is_fp8():\n        return k\n"
+    )
+    before += "    return k + 1.0 if k.dtype.is_fp8() else k\n\n"
+    text = read("v = helper(v, y)", before=before).text
+    tested = "p.dtype.element_ty"
+    assert f"if {tested}.is_floating() and {tested}.primitive_bitwidth == 8:" in text
+    assert "if k.dtype.is_floating() and k.dtype.primitive_bitwidth == 8 else" in text
 
 
 def test_a_helper_may_get_a_block_of_pointers_so_its_type_stays_as_it_is() -> None:

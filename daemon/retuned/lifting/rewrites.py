@@ -30,7 +30,6 @@ class Rewriter(ast.NodeTransformer):
     def __init__(self, *, entry: bool) -> None:
         self._entry = entry
         self._scalars: frozenset[str] = frozenset()
-        self._loaded: frozenset[str] = frozenset()
         self._renamed: dict[str, str] = {}
 
     def function(self, node: ast.FunctionDef) -> ast.FunctionDef:
@@ -39,7 +38,6 @@ class Rewriter(ast.NodeTransformer):
         names = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
         stored = {each.id for each in names if not isinstance(each.ctx, ast.Load)}
         self._scalars = frozenset(parameters - stored if self._entry else ())
-        self._loaded = _only_loaded(node) - parameters
         used = {each.id for each in names} | parameters
         for name in sorted((stored & BUILTINS) - parameters):
             free = (f"{name}_{number}" for number in count(2))
@@ -67,11 +65,10 @@ class Rewriter(ast.NodeTransformer):
             messages = [ast.Constant("") if _is_composed(each) else each for each in node.args[1:]]
             node.args[1:] = messages
         if word == "is_fp8" and not node.args and isinstance(node.func, ast.Attribute):
-            inner = node.func.value
-            base = inner.value if isinstance(inner, ast.Attribute) else None
-            is_type = isinstance(inner, ast.Attribute) and inner.attr == "dtype"
-            if is_type and isinstance(base, ast.Name) and base.id in self._loaded:
-                text = f"{base.id}.dtype.is_floating() and {base.id}.dtype.primitive_bitwidth == 8"
+            kind = node.func.value
+            if _is_dotted(kind):  # of a pointer they differ: the data flow refuses it
+                name = ast.unparse(kind)
+                text = f"{name}.is_floating() and {name}.primitive_bitwidth == 8"
                 return _located(ast.parse(text, mode="eval").body, node)
         self.generic_visit(node)
         return node
@@ -128,30 +125,10 @@ def _located(node: ast.expr, old: ast.expr) -> ast.expr:
     return ast.fix_missing_locations(ast.copy_location(node, old))
 
 
-def _only_loaded(node: ast.FunctionDef) -> frozenset[str]:
-    """Return names that the function assigns from loads and conversions only."""
-    found: set[str] = set()
-    loads: set[int] = set()
-    for each in ast.walk(node):
-        if isinstance(each, ast.Assign) and len(each.targets) == 1 and _is_number(each.value):
-            target = each.targets[0]
-            if isinstance(target, ast.Name):
-                found.add(target.id)
-                loads.add(id(target))
-    other = {
-        each.id
-        for each in ast.walk(node)
-        if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load)
-        if id(each) not in loads
-    }
-    return frozenset(found - other)
-
-
-def _is_number(node: ast.expr) -> bool:
-    """Whether a value is loaded or converted; the flow refuses to convert to a pointer."""
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-        return False
-    return node.func.attr == "to" or ast.unparse(node.func) == "tl.load"
+def _is_dotted(node: ast.expr) -> bool:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name)
 
 
 def is_constexpr(node: ast.arg) -> bool:
