@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 from tests.lifting.asking import Server
 
@@ -15,6 +18,9 @@ from retuned.lifting.lift import Lifted, Outcome, lift_all
 
 pytest.importorskip("triton", reason="Triton is not installed")
 pytest.importorskip("torch", reason="PyTorch is not installed")
+
+Array = npt.NDArray[Any]
+Inputs = Mapping[str, Array]
 
 PROGRAM = Path(__file__).with_name("constructs_serving.py")
 KERNELS = {
@@ -53,7 +59,7 @@ def test_each_is_lifted_with_the_outputs_that_it_writes(outcome: Outcome) -> Non
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_the_lifted_kernel_computes_in_the_server_what_the_original_computes(
+def test_a_variant_takes_over_the_servers_launches(
     server: Server, outcome: Outcome, tmp_path: Path, kernel: str
 ) -> None:
     one = named(outcome, kernel)
@@ -62,6 +68,40 @@ def test_the_lifted_kernel_computes_in_the_server_what_the_original_computes(
     assert sample["swapped_launches"] == 4, sample
     assert sample["shadow_checks"] >= 1, sample
     assert sample["shadow_mismatches"] == sample["shadow_nonfinite"] == 0, sample
+
+
+def decoded(codes: Array) -> Array:
+    bits = (63 << 24) + ((codes & 7).astype(np.int32) << 22)
+    return bits.astype(np.int32).view(np.float32) * np.float32(2**-24)
+
+
+COMPUTES: dict[str, Callable[[Inputs], dict[str, Array]]] = {
+    "output_type_kernel": lambda i: {"out_ptr": i["x_ptr"] * np.float32(0.3)},
+    "pointer_type_kernel": lambda i: {"c_ptr": i["a_ptr"] * i["a_ptr"]},
+    "annotated_kernel": lambda i: {"out_ptr": np.exp(i["x_ptr"])},
+    "shifted_kernel": lambda i: {"out_ptr": decoded(i["x_ptr"])},
+    "dependent_kernel": lambda i: {"out_ptr": i["x_ptr"] * 8},
+    "statistics_kernel": lambda i: {
+        "max_ptr": i["x_ptr"].max(-1),
+        "out_ptr": np.exp(i["x_ptr"] - i["x_ptr"].max(-1, keepdims=True)),
+    },
+    "cache_type_kernel": lambda i: {"out_ptr": i["k_ptr"].astype(np.float32) + 1},
+}
+"""What the original's text says, computed by NumPy."""
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_the_lifted_text_computes_what_the_original_says(outcome: Outcome, kernel: str) -> None:
+    one = named(outcome, kernel)
+    entry = entry_of(one.own, Language.TRITON)
+    axes = dict(one.workloads[0].axes)
+    inputs = entry.inputs(axes, seed=3, family="randn")
+    answer = entry.reference(inputs, axes)
+    wanted = COMPUTES[kernel](inputs)
+    assert answer.keys() == wanted.keys()
+    for name, array in wanted.items():
+        found = answer[name].astype(np.float64).reshape(array.shape)
+        np.testing.assert_allclose(found, array.astype(np.float64), rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
