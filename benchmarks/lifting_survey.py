@@ -308,10 +308,10 @@ class _Parameters:
         names = {each.arg: {each.arg} for each in function.args.args}
         assigns = [n for n in ast.walk(function) if isinstance(n, ast.Assign | ast.AugAssign)]
         for _ in range(3):
-            for each in assigns:
-                target = each.targets[0] if isinstance(each, ast.Assign) else each.target
+            for bound in assigns:
+                target = bound.targets[0] if isinstance(bound, ast.Assign) else bound.target
                 if isinstance(target, ast.Name):
-                    added = self._roots(each.value, names)
+                    added = self._roots(bound.value, names)
                     names[target.id] = names.get(target.id, set()) | added
         bases: set[str] = set()
         numbers: set[str] = set()

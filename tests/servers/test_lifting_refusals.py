@@ -139,13 +139,15 @@ def test_a_variant_takes_over_launches_of_vllms_kernels(
 
 def rms(x: Array) -> Array:
     wide = x.astype(np.float64)
-    return wide / np.sqrt((wide * wide).mean(-1, keepdims=True) + 1e-6)
+    found: Array = wide / np.sqrt((wide * wide).mean(-1, keepdims=True) + 1e-6)
+    return found
 
 
 def gated(pair: Array) -> Array:
     gate, up = np.moveaxis(pair.astype(np.float64).reshape(len(pair), 2, -1), 1, 0)
     gate, up = np.minimum(gate, 7.0), np.clip(up, -7.0, 7.0)
-    return gate / (1 + np.exp(-1.7 * gate)) * (up + 1.0)
+    found: Array = gate / (1 + np.exp(-1.7 * gate)) * (up + 1.0)
+    return found
 
 
 def quantized(y: Array) -> dict[str, Array]:

@@ -73,7 +73,7 @@ class Flow:
     dots: bool = False
     loops: bool = False
     nodes: dict[tuple[str, str], ast.AST] = field(default_factory=dict)
-    """(use, pointer) -> where it was found first; `use` is ``place``, ``atomic`` or ``stored``."""
+    """(use, pointer) -> where it was found first; `use` is ``place`` or ``atomic``."""
 
     def line(self, use: str, pointers: Iterable[str]) -> str:
         """Return the text of the first use of one of the pointers."""
@@ -368,7 +368,8 @@ class _Body:
                 detail = "an address is written to memory"
                 raise NotLifted("pointer-stored", detail=detail, line=ast.unparse(node))
             to = self._found.stored if word == "store" else self._found.atomic
-            self._found.note("stored" if word == "store" else "atomic", address.named("ptr"), node)
+            if word in ATOMICS:
+                self._found.note("atomic", address.named("ptr"), node)
             to |= address.named("ptr")
             if address.named("val"):
                 self._found.scattered |= address.named("ptr")

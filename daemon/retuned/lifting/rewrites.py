@@ -69,7 +69,8 @@ class Rewriter(ast.NodeTransformer):
             if _is_dotted(kind):  # of a pointer they differ: the data flow refuses it
                 name = ast.unparse(kind)
                 text = f"{name}.is_floating() and {name}.primitive_bitwidth == 8"
-                return _located(ast.parse(text, mode="eval").body, node)
+                found: ast.expr = self.visit(_located(ast.parse(text, mode="eval").body, node))
+                return found
         self.generic_visit(node)
         return node
 

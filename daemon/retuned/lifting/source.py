@@ -78,10 +78,10 @@ def _read(text: str, entry: str, fixed: Mapping[str, Plain]) -> Source:
     reader = _Reader(_parsed(text), text.split("\n"))
     if entry not in reader.functions:
         raise NotLifted("kernel-missing", detail=f"the source has no function '{entry}'")
+    if fixed:
+        reader.without_branches(entry, fixed)
+    source = reader.reached(entry)
     try:
-        if fixed:
-            reader.without_branches(entry, fixed)
-        source = reader.reached(entry)
         check_source(source.text, entry=entry)
     except Refused as error:
         line = _named_line(source.text, error.detail)
@@ -145,7 +145,10 @@ class _Reader:
 
     def without_branches(self, entry: str, fixed: Mapping[str, Plain]) -> None:
         """Remove the branches of the kernel that its constexprs exclude."""
-        Pruner(fixed).function(self.functions[entry])
+        try:
+            Pruner(fixed).function(self.functions[entry])
+        except RecursionError as error:
+            raise NotLifted("source-unreadable", detail="it is nested too deeply") from error
 
     def _reach(
         self,
