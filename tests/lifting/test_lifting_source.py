@@ -76,7 +76,7 @@ def test_what_the_lab_must_not_run_is_refused_by_name(line: str, code: str) -> N
         (text(before="import os\nos.system('true')\n"), "source-outside-contract"),
         (text(before="TABLE = [1, 2]\n"), "global-unknown"),
         (text(before="@decorate\ndef other():\n    pass\n"), "source-outside-contract"),
-        (text().replace("n, BLOCK", "n: tl.int64, BLOCK"), "parameter-annotated"),
+        (text().replace("n, BLOCK", "n: tl.float64, BLOCK"), "parameter-annotated"),
         (text().replace("kernel(x", "kernel(*x"), "source-outside-contract"),
     ],
 )

@@ -1,7 +1,7 @@
 """Data flow of a kernel's arguments through its text, helpers included.
 
-It is flow-insensitive within a function: a name holds the values of all its assignments. Branches
-that Triton decides at compile time are resolved.
+It follows statements in their order. Where branches meet and loops repeat, a name holds the values
+of all its assignments. Branches that Triton decides at compile time are resolved.
 
 An abstract value records its origin and, where possible, its compile-time value; device code is not
 run.
@@ -10,35 +10,27 @@ run.
 from __future__ import annotations
 
 import ast
-import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final
 
-from retuned.lifting.dialect import ATOMICS, DEVICE_LIBRARY
+from retuned.lifting.compile_time import UNKNOWN, Plain, Unknown, compared
+from retuned.lifting.dialect import ATOMICS, DEVICE_LIBRARY, TYPE_FACTS
 from retuned.lifting.records import NotLifted
 from retuned.lifting.source import Source
 
 Tag = tuple[str, str]
 """Origin of a value: ``ptr`` (a pointer's address), ``val`` (the memory there), ``arg`` (a numeric
-argument), ``pid`` (the program id of a dimension), ``tile`` (a range).
+argument), ``pid`` (the program id of a dimension), ``tile`` (a range), ``type`` (the type of a
+pointer).
 """
-Plain = int | float | bool | str | None
-
-
-class _Unknown:
-    """A value that is known on the device only."""
-
-
-UNKNOWN: Final = _Unknown()
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
     tags: frozenset[Tag] = frozenset()
-    known: Plain | _Unknown = UNKNOWN
+    known: Plain | Unknown = UNKNOWN
 
     def named(self, kind: str) -> frozenset[str]:
         return frozenset(name for which, name in self.tags if which == kind)
@@ -51,41 +43,8 @@ def merged(values: Iterable[Value]) -> Value:
     return Value(frozenset().union(*(value.tags for value in values)))
 
 
-_COMPARED: dict[type[ast.cmpop], Callable[[object, object], object]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Is: lambda left, right: left is right or left == right,
-    ast.IsNot: lambda left, right: not (left is right or left == right),
-}
-_ORDERED: dict[type[ast.cmpop], Callable[[float, float], bool]] = {
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
-
-
-def compared(operation: ast.cmpop, left: Value, right: Value) -> Plain | _Unknown:
-    """Return the result of a comparison that Triton makes at compile time.
-
-    Examples
-    --------
-    >>> compared(ast.Eq(), Value(known="llama"), Value(known="gemma"))
-    False
-    """
-    one, other = left.known, right.known
-    if isinstance(one, _Unknown) or isinstance(other, _Unknown):
-        return UNKNOWN
-    if type(operation) in _COMPARED:
-        return bool(_COMPARED[type(operation)](one, other))
-    numbers = isinstance(one, int | float) and isinstance(other, int | float)
-    if numbers and type(operation) in _ORDERED:
-        return bool(_ORDERED[type(operation)](one, other))  # type: ignore[arg-type]
-    return UNKNOWN
-
-
 def truth(value: Value) -> bool | None:
-    return None if isinstance(value.known, _Unknown) else bool(value.known)
+    return None if isinstance(value.known, Unknown) else bool(value.known)
 
 
 _MOST_CALLS = 4_000
@@ -113,9 +72,22 @@ class Flow:
     """Constexprs that are loop steps, or that divide a number rounding up."""
     dots: bool = False
     loops: bool = False
+    nodes: dict[tuple[str, str], ast.AST] = field(default_factory=dict)
+    """(use, pointer) -> where it was found first; `use` is ``place`` or ``atomic``."""
+
+    def line(self, use: str, pointers: Iterable[str]) -> str:
+        """Return the text of the first use of one of the pointers."""
+        found = (self.nodes.get((use, name)) for name in sorted(pointers))
+        return next((ast.unparse(node) for node in found if node is not None), "")
+
+    def note(self, use: str, pointers: Iterable[str], node: ast.AST) -> None:
+        for name in pointers:
+            self.nodes.setdefault((use, name), node)
 
 
-def flow_of(source: Source, *, pointers: frozenset[str], constants: Mapping[str, Plain]) -> Flow:
+def flow_of(
+    source: Source, *, pointers: frozenset[str], constants: Mapping[str, Plain | Unknown]
+) -> Flow:
     """Follow a kernel's arguments through its text.
 
     `constants` are parameters whose value Triton compiles in.
@@ -123,7 +95,7 @@ def flow_of(source: Source, *, pointers: frozenset[str], constants: Mapping[str,
     Raises
     ------
     NotLifted
-        ``pointer-stored`` or ``flow-too-deep``.
+        ``pointer-stored``, ``pointer-of-pointers`` or ``flow-too-deep``.
     """
     found = Flow()
     given: dict[str, Value] = {}
@@ -169,6 +141,15 @@ class _Follower:
         return answer
 
 
+def _joined(one: Mapping[str, Value], other: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the names where two ways meet."""
+    found = {**one, **other}
+    for name in one.keys() & other.keys():
+        if one[name] != other[name]:
+            found[name] = merged([one[name], other[name]])
+    return found
+
+
 def _literal(node: ast.expr) -> Value:
     inner = node.args[0] if isinstance(node, ast.Call) else node
     try:
@@ -182,36 +163,30 @@ class _Body:
         self._follower = follower
         self._found = follower.found
         self._names = names
-        self._given = frozenset(names)
         self._returned: list[Value] = []
+        self._jumping = 0
+        """Count of surrounding loops with a ``break`` or ``continue``."""
 
     def run(self, function: ast.FunctionDef) -> Value:
         for argument, default in zip(
             reversed(function.args.args), reversed(function.args.defaults), strict=False
         ):
             self._names.setdefault(argument.arg, self._value(default))
-        for _ in range(_MOST_ROUNDS):
-            before = dict(self._names)
-            self._returned = []
-            for statement in function.body:
-                self._statement(statement)
-            if self._names == before:
-                break
+        self._block(function.body)
         return merged(self._returned) if len(self._returned) != 1 else self._returned[0]
+
+    def _block(self, body: Iterable[ast.stmt]) -> None:
+        for statement in body:
+            self._statement(statement)
 
     def _statement(self, node: ast.stmt) -> None:
         if isinstance(node, ast.If):
-            held = truth(self._value(node.test))
-            for branch, taken in ((node.body, True), (node.orelse, False)):
-                for statement in branch if held in (None, taken) else ():
-                    self._statement(statement)
+            self._if(node)
         elif isinstance(node, ast.For):
             self._for(node)
         elif isinstance(node, ast.While):
             self._found.loops = True
-            self._found.places |= self._value(node.test).named("val")
-            for statement in node.body:
-                self._statement(statement)
+            self._repeat(node)
         elif isinstance(node, ast.Assign):
             self._assign(node.targets[0], node.value)
             for target in node.targets[1:]:
@@ -227,14 +202,41 @@ class _Body:
 
     def _for(self, node: ast.For) -> None:
         bounds = self._value(node.iter)
-        self._found.places |= bounds.named("val")
+        self._place(bounds, node.iter)
         if isinstance(node.iter, ast.Call):
             self._found.loops |= _word(node.iter.func) != "static_range"
             for step in node.iter.args[2:]:
                 self._found.steps |= self._value(step).named("arg") & self._follower.constants
-        self._bind(node.target, Value(bounds.tags))
-        for statement in node.body:
-            self._statement(statement)
+        self._repeat(node, Value(bounds.tags))
+
+    def _if(self, node: ast.If) -> None:
+        held = truth(self._value(node.test))
+        if held is not None:
+            self._block(node.body if held else node.orelse)
+            return
+        before = dict(self._names)
+        self._block(node.body)
+        after, self._names = self._names, before
+        self._block(node.orelse)
+        self._names = _joined(after, self._names)
+
+    def _repeat(self, node: ast.For | ast.While, each: Value = NOTHING) -> None:
+        """Follow a loop until no name gets another value; it may also not run at all."""
+        jumps = any(isinstance(part, ast.Break | ast.Continue) for part in ast.walk(node))
+        self._jumping += jumps
+        for _ in range(_MOST_ROUNDS):
+            before = dict(self._names)
+            if isinstance(node, ast.For):
+                self._bind(node.target, each)
+            else:
+                self._place(self._value(node.test), node.test)
+            self._block(node.body)
+            self._names = _joined(before, self._names)
+            if self._names == before:
+                break
+        else:
+            raise NotLifted("flow-too-deep", detail="the values of a loop do not settle")
+        self._jumping -= jumps
 
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
         ours = target.elts if isinstance(target, ast.Tuple) else []
@@ -251,8 +253,9 @@ class _Body:
                 self._bind(each, Value(value.tags))
         elif isinstance(target, ast.Name):
             before = self._names.get(target.id)
-            again = before is not None and before != value
-            self._names[target.id] = merged([before, value]) if again and before else value
+            if self._jumping and before is not None and before != value:
+                value = merged([before, value])  # a break may leave the loop with either
+            self._names[target.id] = value
 
     def _value(self, node: ast.expr) -> Value:
         self._follower.spent += 1
@@ -269,6 +272,8 @@ class _Body:
             return self._binary(node.left, node.op, node.right)
         if isinstance(node, ast.Compare):
             return self._compare(node)
+        if isinstance(node, ast.Attribute) and node.attr in TYPE_FACTS:
+            return _type_fact(node.attr, self._value(node.value))
         if isinstance(node, ast.BoolOp):
             return self._either(node)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
@@ -308,8 +313,12 @@ class _Body:
         for left, right in pairwise(values):
             self._pair(left, right)
             self._pair(right, left)
-        known = compared(node.ops[0], values[0], values[1]) if len(values) == 2 else UNKNOWN
-        return Value(merged(values).tags, known)
+        known = (
+            compared(node.ops[0], values[0].known, values[1].known) if len(values) == 2 else UNKNOWN
+        )
+        if all(isinstance(each, ast.Is | ast.IsNot) for each in node.ops):
+            return Value(known=known)  # decided at compile time, from objects and not addresses
+        return Value(_without_types(merged(values).tags), known)
 
     def _pair(self, ranged: Value, bound: Value) -> None:
         tiles = ranged.named("tile")
@@ -327,23 +336,40 @@ class _Body:
             return self._follower.call(word, _filled(given, missing))
         if isinstance(node.func, ast.Attribute) and not _is_module(node.func.value):
             args = [self._value(node.func.value), *args]
-        return self._built_in(word, args, named)
+        return self._built_in(word, args, named, node)
 
-    def _built_in(self, word: str, args: list[Value], named: Mapping[str, Value]) -> Value:
+    def _place(self, value: Value, node: ast.AST) -> None:
+        """Note that loaded numbers become an address, or how often a loop runs."""
+        self._found.places |= value.named("val")
+        self._found.note("place", value.named("val"), node)
+
+    def _built_in(
+        self, word: str, args: list[Value], named: Mapping[str, Value], node: ast.Call
+    ) -> Value:
         every = [*args, *named.values()]
         address = args[0] if args else named.get("pointer", NOTHING)
+        if any(value.named("type") for value in every):
+            detail = "a number is made a pointer"
+            raise NotLifted("pointer-of-pointers", detail=detail, line=ast.unparse(node))
         if word in ("load", "store") or word in ATOMICS:
-            self._found.places |= address.named("val")
+            self._place(address, node)
+            if not address.named("ptr"):
+                detail = "it accesses memory that no argument points to"
+                raise NotLifted("pointer-of-pointers", detail=detail, line=ast.unparse(node))
         if word == "load":
             self._found.loaded |= address.named("ptr")
             other = [value for value in every if value is not address]
             found = frozenset(("val", name) for name in address.named("ptr"))
-            return Value(found | merged(other).tags - _addresses(other))
+            masked = args[2] if len(args) > 2 else named.get("other", NOTHING)
+            return Value(found | _contents(masked) | merged(other).tags - _addresses(other))
         if word == "store" or word in ATOMICS:
             value = args[1] if len(args) > 1 else named.get("value", NOTHING)
             if value.named("ptr"):
-                raise NotLifted("pointer-stored", detail="an address is written to memory")
+                detail = "an address is written to memory"
+                raise NotLifted("pointer-stored", detail=detail, line=ast.unparse(node))
             to = self._found.stored if word == "store" else self._found.atomic
+            if word in ATOMICS:
+                self._found.note("atomic", address.named("ptr"), node)
             to |= address.named("ptr")
             if address.named("val"):
                 self._found.scattered |= address.named("ptr")
@@ -358,6 +384,9 @@ class _Body:
             sizes = merged(every).named("arg") & self._follower.constants
             self._found.ranges |= sizes if word != "full" else set()
             tiles = frozenset(("tile", name) for name in sizes) if word == "arange" else _NONE
+            if word == "full":
+                filled = args[1] if len(args) > 1 else named.get("value", NOTHING)
+                return Value(_contents(filled))
             return Value(tiles | (merged(every).tags if word == "make_block_ptr" else _NONE))
         self._note(word, every)
         return merged(every)
@@ -373,6 +402,21 @@ class _Body:
 
 _NONE: frozenset[tuple[str, str]] = frozenset()
 _EVERY_PID = frozenset(("pid", str(axis)) for axis in range(3))
+
+
+def _without_types(tags: frozenset[Tag]) -> frozenset[Tag]:
+    return frozenset(tag for tag in tags if tag[0] != "type")
+
+
+def _type_fact(name: str, value: Value) -> Value:
+    """Return what follows from a type; a pointer's own type would make a number a pointer."""
+    pointers = value.named("ptr") if name == "dtype" else frozenset()
+    return Value(frozenset(("type", each) for each in pointers))
+
+
+def _contents(value: Value) -> frozenset[Tag]:
+    """Return the tags of a value that is put into other elements: addresses and loaded numbers."""
+    return frozenset(tag for tag in value.tags if tag[0] in ("ptr", "val"))
 
 
 def _addresses(values: list[Value]) -> frozenset[tuple[str, str]]:

@@ -204,6 +204,11 @@ def scalar(text: str, dtype: str) -> str:
     return f"tl.full((), {text}, tl.{dtype})"
 
 
+def _typed(text: str, dtype: str, *, plain: bool) -> str:
+    """Return a whole number with the type that the kernel annotates."""
+    return scalar(text, dtype) if plain else f"tl.cast({text}, tl.{dtype})"
+
+
 def whole(factors: Sequence[str | int], *, divisible: Mapping[str, bool]) -> str:
     """Return an integer argument as a product of axes.
 
@@ -333,7 +338,10 @@ def _arguments(
             text = whole(axes.ints[name], divisible=divisible)
             plain = all(isinstance(factor, int) for factor in axes.ints[name])
             # Triton compiles a live 1 in; other numbers have a type in the live kernel.
-            found[name] = scalar(text, "int32") if plain and text != "1" else text
+            if name in source.types:
+                found[name] = _typed(text, source.types[name], plain=plain)
+            else:
+                found[name] = scalar(text, "int32") if plain and text != "1" else text
         elif param.kind == "float":
             found[name] = scalar(literal(param.value, what=name), "float32")
         elif name in tiles:

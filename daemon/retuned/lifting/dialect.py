@@ -37,6 +37,8 @@ FORBIDDEN = {
     "extern_elementwise": "extern-function",
 }
 """Names that cannot be lifted, with the reason."""
+TYPE_FACTS = frozenset(("dtype", "element_ty", "primitive_bitwidth", "shape"))
+"""Attributes that Triton derives from a type: they contain no address and no loaded number."""
 ATOMICS = frozenset(name for name in LANGUAGE if name.startswith("atomic_"))
 """Functions that change memory shared with other programs."""
 

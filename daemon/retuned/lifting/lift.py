@@ -234,7 +234,12 @@ def _source(first: Observation) -> Source:
     if first.source is None:
         told = ", ".join(first.unresolved[:4]) or "none was found"
         raise NotLifted("source-missing", detail=told)
-    return read_source(first.source, entry=first.entry)
+    fixed = {
+        param.name: param.value
+        for param in first.of_kind("constexpr").values()
+        if type(param.value) is not int  # whole numbers may differ within a group
+    }
+    return read_source(first.source, entry=first.entry, fixed=fixed)
 
 
 def _check_parameters(source: Source, first: Observation) -> None:
@@ -247,6 +252,10 @@ def _check_parameters(source: Source, first: Observation) -> None:
         if constant and seen[name] != "constexpr":
             detail = f"'{name}' is a constexpr in the source and {seen[name]} in the launch"
             raise NotLifted("observation-invalid", detail=detail)
+    for name in source.types:
+        if seen[name] != "int":
+            detail = f"'{name}' is annotated as a whole number and {seen[name]} in the launch"
+            raise NotLifted("parameter-annotated", detail=detail)
 
 
 def _flow(source: Source, first: Observation) -> Flow:

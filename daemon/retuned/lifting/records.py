@@ -31,14 +31,15 @@ _LONGEST = 400
 class NotLifted(Refused):
     """A live kernel that cannot become a definition; it runs unchanged.
 
-    `reason` is a stable kebab-case code such as ``atomic-output``. `detail` is sanitized, because
-    it may quote untrusted text.
+    `reason` is a stable kebab-case code such as ``atomic-output``. `detail` and `line`, the text
+    that caused the refusal, are sanitized, because they quote untrusted text.
     """
 
-    def __init__(self, reason: str, *, detail: str) -> None:
+    def __init__(self, reason: str, *, detail: str, line: str = "") -> None:
         super().__init__(f"{harmless(detail)} [{reason}]")
         self.code = reason
         self.message = harmless(detail)
+        self.line = harmless(line)
 
 
 def harmless(text: object) -> str:

@@ -59,12 +59,12 @@ def roles_of(
     """
     if flow.atomic:
         detail = f"{_list(flow.atomic)}: changed atomically, so a launch adds to what was there"
-        raise NotLifted("atomic-output", detail=detail)
+        raise NotLifted("atomic-output", detail=detail, line=flow.line("atomic", flow.atomic))
     both = (flow.loaded & flow.stored) | flow.scattered
     moving = both & flow.places
     if moving:
         detail = f"{_list(moving)}: its numbers are places or counts, and it is written over"
-        raise NotLifted("in-place-index", detail=detail)
+        raise NotLifted("in-place-index", detail=detail, line=flow.line("place", moving))
     if not flow.stored:
         raise NotLifted("no-outputs", detail="it writes to none of its pointers")
     if not flow.loaded:
@@ -79,7 +79,8 @@ def roles_of(
         detail = (
             f"{told}: its numbers are indices or counts; set bounds in the setting kernel_bounds"
         )
-        raise NotLifted("index-bounds-unknown", detail=detail)
+        line = flow.line("place", unknown)
+        raise NotLifted("index-bounds-unknown", detail=detail, line=line)
     used = flow.loaded | flow.stored
     kept = {dtypes[name] for name in used}
     idle = tuple(name for name in dtypes if name not in used)

@@ -8,17 +8,21 @@ executes nothing. Text outside the contract is refused with a reason, and the ke
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from retuned.lifting.compile_time import Plain, Pruner
 from retuned.lifting.dialect import DEVICE_LIBRARY, FORBIDDEN, function_of, module_of
 from retuned.lifting.records import MAX_SOURCE_CHARS, NotLifted
+from retuned.lifting.rewrites import Rewriter, annotated_type, defaults_of, is_constexpr
 from retuned.runtime.schema import Refused
 from retuned.runtime.triton.contract import BUILTINS, check_source, is_literal
 
 HEADER = "import triton\nimport triton.language as tl\n"
 DEVICE_HEADER = f"from triton.language.extra import {DEVICE_LIBRARY}\n"
 _MOST_NODES = 30_000
+_LINE = re.compile(r"line (\d{1,6}) of ")
 _DECORATORS = frozenset(("jit", "autotune", "heuristics"))
 
 
@@ -27,6 +31,8 @@ class Source:
     entry: str
     functions: dict[str, ast.FunctionDef]
     constants: dict[str, ast.expr]
+    types: dict[str, str]
+    """Types that annotations give whole numbers of a launch, by parameter."""
 
     @property
     def text(self) -> str:
@@ -47,27 +53,48 @@ class Source:
         return {argument.arg: argument.annotation is not None for argument in found}
 
 
-def read_source(text: str, *, entry: str) -> Source:
+def read_source(text: str, *, entry: str, fixed: Mapping[str, Plain] | None = None) -> Source:
     """Translate a live kernel's text, which is untrusted.
+
+    `fixed` are constexprs with one value in all launches. If the whole text is refused, branches
+    that these values exclude are removed: Triton does not compile them.
 
     Raises
     ------
     NotLifted
         ``source-unreadable``, ``global-unknown``, ``extern-function``, ``inline-asm``,
-        ``device-print``, ``tensor-descriptor``, ``pointer-of-pointers``, ``kernel-missing`` or
-        ``source-outside-contract``.
+        ``device-print``, ``tensor-descriptor``, ``pointer-of-pointers``, ``kernel-missing``,
+        ``parameter-annotated`` or ``source-outside-contract``.
     """
-    reader = _Reader(_parsed(text))
+    try:
+        return _read(text, entry, {})
+    except NotLifted:
+        if not fixed:
+            raise
+    return _read(text, entry, fixed)
+
+
+def _read(text: str, entry: str, fixed: Mapping[str, Plain]) -> Source:
+    reader = _Reader(_parsed(text), text.split("\n"))
     if entry not in reader.functions:
         raise NotLifted("kernel-missing", detail=f"the source has no function '{entry}'")
+    if fixed:
+        reader.without_branches(entry, fixed)
     source = reader.reached(entry)
     try:
         check_source(source.text, entry=entry)
     except Refused as error:
-        raise NotLifted("source-outside-contract", detail=error.detail) from error
+        line = _named_line(source.text, error.detail)
+        raise NotLifted("source-outside-contract", detail=error.detail, line=line) from error
     except RecursionError as error:
         raise NotLifted("source-unreadable", detail="it is nested too deeply") from error
     return source
+
+
+def _named_line(text: str, detail: str) -> str:
+    """Return the line that a refusal of the contract names by its number."""
+    found = _LINE.match(detail)
+    return text.split("\n")[int(found[1]) - 1].strip() if found else ""
 
 
 def _parsed(text: str) -> ast.Module:
@@ -88,7 +115,8 @@ def _parsed(text: str) -> ast.Module:
 class _Reader:
     """Names of one file."""
 
-    def __init__(self, tree: ast.Module) -> None:
+    def __init__(self, tree: ast.Module, lines: Sequence[str]) -> None:
+        self._lines = lines
         self.functions: dict[str, ast.FunctionDef] = {}
         self._constants: dict[str, ast.expr] = {}
         self._modules = {"tl": "tl", "triton": "triton"}
@@ -101,10 +129,26 @@ class _Reader:
         constants: dict[str, ast.expr] = {}
         begun: set[str] = set()
         try:
-            self._reach(entry, functions, constants, begun)
+            self._reach(entry, functions, constants, begun, entry=entry)
         except RecursionError as error:
             raise NotLifted("source-unreadable", detail="it is nested too deeply") from error
-        return Source(entry=entry, functions=functions, constants=constants)
+        types = {each.arg: annotated_type(each) for each in self.functions[entry].args.args}
+        return Source(
+            entry=entry,
+            functions=functions,
+            constants=constants,
+            types={name: found for name, found in types.items() if found is not None},
+        )
+
+    def defaults(self, node: ast.FunctionDef, *, entry: bool) -> list[ast.expr]:
+        return defaults_of(node, self._constants, entry=entry)
+
+    def without_branches(self, entry: str, fixed: Mapping[str, Plain]) -> None:
+        """Remove the branches of the kernel that its constexprs exclude."""
+        try:
+            Pruner(fixed).function(self.functions[entry])
+        except RecursionError as error:
+            raise NotLifted("source-unreadable", detail="it is nested too deeply") from error
 
     def _reach(
         self,
@@ -112,15 +156,17 @@ class _Reader:
         functions: dict[str, ast.FunctionDef],
         constants: dict[str, ast.expr],
         begun: set[str],
+        *,
+        entry: str,
     ) -> None:
         if name in begun:
             return
         begun.add(name)
-        spelled = _Speller(self, name).function(self.functions[name])
+        spelled = _Speller(self, name).function(self.functions[name], entry=name == entry)
         used = {n.id for n in ast.walk(spelled) if isinstance(n, ast.Name)}
         for other in sorted(used):
             if other in self.functions:
-                self._reach(other, functions, constants, begun)
+                self._reach(other, functions, constants, begun, entry=entry)
             elif other in self._constants:
                 constants[other] = self._constants[other]
         functions[name] = spelled
@@ -165,6 +211,10 @@ class _Reader:
             elif home is not None:
                 self._aliases[alias] = (home, each.name)
 
+    def line(self, node: ast.AST) -> str:
+        number = getattr(node, "lineno", 0)
+        return self._lines[number - 1].strip() if 0 < number <= len(self._lines) else ""
+
     def module(self, name: str) -> str | None:
         return self._modules.get(name)
 
@@ -195,7 +245,7 @@ class _Speller(ast.NodeTransformer):
         self._name = name
         self._local: set[str] = set()
 
-    def function(self, node: ast.FunctionDef) -> ast.FunctionDef:
+    def function(self, node: ast.FunctionDef, *, entry: bool) -> ast.FunctionDef:
         self._local = {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)} | {
             each.id
             for each in ast.walk(node)
@@ -205,13 +255,14 @@ class _Speller(ast.NodeTransformer):
             part_name = getattr(part, "attr", None) or getattr(part, "id", None)
             if part_name in FORBIDDEN and part_name not in self._local:
                 detail = f"'{self._name}' uses '{part_name}'"
-                raise NotLifted(FORBIDDEN[part_name], detail=detail)
+                line = self._reader.line(part)
+                raise NotLifted(FORBIDDEN[part_name], detail=detail, line=line)
         arguments = ast.arguments(
             posonlyargs=[],
             args=[_parameter(each) for each in node.args.args],
             kwonlyargs=[],
             kw_defaults=[],
-            defaults=[self.visit(each) for each in node.args.defaults],
+            defaults=[self.visit(each) for each in self._reader.defaults(node, entry=entry)],
         )
         plain = node.args
         if plain.vararg or plain.kwarg or plain.kwonlyargs or plain.posonlyargs:
@@ -224,7 +275,7 @@ class _Speller(ast.NodeTransformer):
             body=body or [ast.Pass()],
             decorator_list=[ast.parse("triton.jit", mode="eval").body],
         )
-        return ast.fix_missing_locations(made)
+        return Rewriter(entry=entry).function(ast.fix_missing_locations(made))
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         if node.id in self._local or not isinstance(node.ctx, ast.Load):
@@ -235,7 +286,7 @@ class _Speller(ast.NodeTransformer):
         found = self._reader.alias(node.id)
         if found is None and not self._reader.is_known(node.id) and node.id not in BUILTINS:
             detail = f"'{self._name}' uses '{node.id}', which nothing in the source defines"
-            raise NotLifted("global-unknown", detail=detail)
+            raise NotLifted("global-unknown", detail=detail, line=self._reader.line(node))
         return found or node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
@@ -248,7 +299,8 @@ class _Speller(ast.NodeTransformer):
             if len(dotted) > 2 and module_of(full) == DEVICE_LIBRARY:
                 return self._reader.word(DEVICE_LIBRARY, dotted[-1])
             if module == "tl" and len(dotted) == 2 and dotted[1] in (DEVICE_LIBRARY, "extra"):
-                raise NotLifted("extern-function", detail=f"uses {'.'.join(dotted)}")
+                detail = f"uses {'.'.join(dotted)}"
+                raise NotLifted("extern-function", detail=detail, line=self._reader.line(node))
         self.generic_visit(node)
         return node
 
@@ -266,15 +318,10 @@ class _Speller(ast.NodeTransformer):
 
 
 def _parameter(node: ast.arg) -> ast.arg:
-    """Keep the annotation of a constexpr; other annotations change what Triton compiles."""
-    if node.annotation is None:
-        return ast.arg(node.arg)
-    said = node.annotation
-    text = said.value if isinstance(said, ast.Constant) else ast.unparse(said)
-    if str(text).split(".")[-1] == "constexpr":
+    """Keep the annotation of a constexpr only."""
+    if is_constexpr(node):
         return ast.arg(node.arg, ast.parse("tl.constexpr", mode="eval").body)
-    detail = f"parameter '{node.arg}' is annotated {str(text)[:40]}"
-    raise NotLifted("parameter-annotated", detail=detail)
+    return ast.arg(node.arg)
 
 
 def _without_text(body: list[ast.stmt]) -> Iterator[ast.stmt]:
