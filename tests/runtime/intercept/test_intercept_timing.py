@@ -27,7 +27,7 @@ class PlayedDevice:
         self.broken = False
         self.asked = 0
 
-    def mark(self, *, timed: bool = False) -> int | None:
+    def mark(self) -> int | None:
         if self.broken:
             raise RuntimeError("the device is gone")
         if self.capturing:
