@@ -52,7 +52,7 @@ class AtOnce:
     def version(self, tensor: Any) -> int | None:
         return int(tensor._version)
 
-    def mark(self) -> object:
+    def mark(self, *, timed: bool = False) -> object:
         return object()
 
     @contextmanager
