@@ -23,6 +23,7 @@ from retuned.runtime.shadow.async_check import CAPTURING, INCUMBENT_FAILED, LATE
 from retuned.runtime.shadow.input_copies import InputCopier
 from retuned.runtime.shadow.pending_checks import NO_ROOM, TOO_LARGE, Checks
 from retuned.runtime.tunables import checks as table_checks
+from retuned.runtime.tunables.autotune import _Call, _sides
 from retuned.runtime.tunables.checks import ALIASED, UNKNOWN, Sides, TableChecks
 from retuned.runtime.tunables.records import canonical
 from retuned.runtime.tunables.service import Tunables
@@ -196,6 +197,32 @@ def test_an_output_that_is_an_input_as_well_is_not_checked(tunables: Tunables) -
     assert table(tunables)["checks"]["dropped"] == {ALIASED: 1}
 
 
+class Described:
+    """As Triton's descriptor of a tensor: an argument that leads to memory."""
+
+    def __init__(self, base: torch.Tensor) -> None:
+        self.base = base
+
+
+class Wrapped(torch.Tensor):  # type: ignore[misc]
+    """As servers' own kinds of tensors: a copy of it may be no copy."""
+
+
+def test_what_may_lead_to_the_servers_memory_is_not_run_twice(tunables: Tunables) -> None:
+    kernel = tuner()
+    assert doubles(kernel)
+    swap(tunables, RIGHT)
+    (tunable,) = tunables.registry
+    x, out = torch.arange(40.0), torch.full((40,), -1.0).as_subclass(Wrapped)
+    launch(kernel, x, out)
+    assert torch.equal(out.as_subclass(torch.Tensor), 2 * x)
+    assert table(tunables)["checks"]["dropped"] == {UNKNOWN: 1}
+    call = _Call(tunable, tunable.sized({"elements": 40, "programs": 3}), {}, {}, KEY, False)
+    described = {"out_ptr": Described(out), "x_ptr": x}
+    sides = _sides(kernel, call, (), described, lambda _config, _outputs: None)
+    assert (sides.unfit, sides.outputs) == (UNKNOWN, {})
+
+
 def test_a_check_never_lets_an_autotuner_choose(tunables: Tunables) -> None:
     kernel = tuner()
     assert doubles(kernel)
@@ -310,6 +337,7 @@ class Aside:
             device_of=lambda _inputs, dense=True: self.device,
             clock=lambda: self.now_s,
             chance=random.Random(0),
+            plain=lambda value: isinstance(value, Output),
         )
         self.incumbent_fails = False
 

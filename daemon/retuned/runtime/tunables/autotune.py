@@ -243,8 +243,16 @@ def _sides(
         return Sides({}, (), run, unfit="incumbent-unknown")
     named = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
     tensors = {n: v for n, v in named.items() if hasattr(v, "data_ptr")}
+    if any(_hides_tensor(named.get(n)) for n in written - tensors.keys()):
+        return Sides({}, (), run, unfit=UNKNOWN)
     outputs = {n: v for n, v in tensors.items() if n in written}
     return Sides(outputs, tuple(v for n, v in tensors.items() if n not in written), run)
+
+
+def _hides_tensor(value: object) -> bool:
+    """Whether an argument that is no tensor may lead to one, as a tensor descriptor does."""
+    plain = value is None or isinstance(value, (bool, int, float, str))
+    return not plain and type(value).__name__ not in ("dtype", "constexpr")
 
 
 def _programs(tuner: Any, named: Mapping[str, Any]) -> int:  # noqa: ANN401

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import random
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -92,6 +93,12 @@ class Sides:
     unfit: str = ""
 
 
+def is_plain(value: object) -> bool:
+    """Whether a value is a tensor of PyTorch itself, which a copy replaces."""
+    torch = sys.modules.get("torch")
+    return torch is not None and type(value) in (torch.Tensor, torch.nn.Parameter)
+
+
 class TableChecks(CheckQueue):
     """Checks of one tunable's table.
 
@@ -105,6 +112,8 @@ class TableChecks(CheckQueue):
         Ends the table: gets a reason code and a detail.
     stands
         Whether the table is still in force.
+    plain
+        Whether a value is a tensor that can be copied and compared.
     """
 
     def __init__(
@@ -119,6 +128,7 @@ class TableChecks(CheckQueue):
         device_of: DeviceOf = shadow_device,
         clock: Callable[[], float] = time.monotonic,
         chance: random.Random | None = None,
+        plain: Callable[[object], bool] = is_plain,
     ) -> None:
         self._noise: dict[tuple[int, ...], float] = {}
         allowed = CheckRates(
@@ -132,7 +142,7 @@ class TableChecks(CheckQueue):
         self._sampler = Sampler(self._judge.rates, chance, clock=clock)
         self._chance = chance or random.SystemRandom()
         self._on_trip, self._stands = on_trip, stands
-        self._keeper, self._device_of = keeper, device_of
+        self._keeper, self._device_of, self._plain = keeper, device_of, plain
         self._unserved: dict[tuple[int, ...], int] = {}
         super().__init__(name, order=self, judge=self._judge, tolerance=TOLERANCE, checks=checks)
 
@@ -184,7 +194,7 @@ class TableChecks(CheckQueue):
 
         What the table's side raises is raised, before anything was served.
         """
-        reason = _unfit(sides)
+        reason = self._unfit(sides)
         if reason:
             return self._unchecked(at, config, sides, reason=reason)
         if not at.stratum.checks:
@@ -193,6 +203,20 @@ class TableChecks(CheckQueue):
         if device is None:
             return self._compared(at, config, sides)
         return self._queued(device, at, config, sides)
+
+    def _unfit(self, sides: Sides) -> str:
+        """Return why a launch cannot be checked; empty if it can."""
+        outputs = tuple(sides.outputs.values())
+        if sides.unfit:
+            return sides.unfit
+        # another kind of tensor may share memory with one that is not an argument, or have no copy
+        if not outputs or not all(map(self._plain, (*outputs, *sides.others))):
+            return UNKNOWN
+        if len(outputs) > MAX_OUTPUTS:
+            return UNKNOWN
+        among = any(_overlap(one, other) for one, other in combinations(outputs, 2))
+        beside = any(_overlap(one, other) for one in outputs for other in sides.others)
+        return ALIASED if among or beside else ""
 
     def _unchecked(self, at: CheckSite, config: Config, sides: Sides, *, reason: str) -> Any:  # noqa: ANN401
         self._judge.stats.drop(reason)
@@ -316,18 +340,6 @@ class TableChecks(CheckQueue):
 def tensors_of(values: Iterable[Any]) -> tuple[Tensor, ...]:
     """Return the tensors among arguments of a launch."""
     return tuple(each for each in values if hasattr(each, "data_ptr"))
-
-
-def _unfit(sides: Sides) -> str:
-    """Return why a launch cannot be checked; empty if it can."""
-    outputs = tuple(sides.outputs.values())
-    if sides.unfit:
-        return sides.unfit
-    if not outputs or len(outputs) > MAX_OUTPUTS:
-        return UNKNOWN
-    among = any(_overlap(one, other) for one, other in combinations(outputs, 2))
-    beside = any(_overlap(one, other) for one in outputs for other in sides.others)
-    return ALIASED if among or beside else ""
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
