@@ -72,7 +72,7 @@ def open_state(
     results = ResultFolder(settings.state_dir / "results")
     learnt = learn(settings.definitions_dir)  # before pods tell of kernels that take a name
     live, tunables = LiveKernels(store), PodTunables()
-    kernels = CatalogKernels(live)
+    kernels = CatalogKernels(live, tunables=tunables)
     accounts = ClusterAccounts(store, caches, kernels=kernels, results=results)
     sources = ClusterTunables(tunables, caches, table=lambda digest: ledger.table(digest))
     ledger = StoreLedger(

@@ -34,7 +34,8 @@ from retuned.errors import Refused, RetunedError, UsageError
 from retuned.lifting.store_records import Geometries, LiftedRecord, same_launches
 from retuned.ports import Store
 from retuned.stages.profile import ProfileSettings
-from retuned_operator.controllers.ports import Dims, LiveShapes
+from retuned.stages.proposal import is_tunable
+from retuned_operator.controllers.ports import Dims, LiveShapes, NoTunables, Tunables
 from retuned_operator.schema import TuningTarget
 
 log = logging.getLogger(__name__)
@@ -354,18 +355,28 @@ class CatalogKernels:
     ----------
     live
         What pods have lifted; None knows nothing of live kernels.
+    tunables
+        Tunables of servers; None knows none.
     buckets
         How profiles round lengths.
     """
 
     def __init__(
-        self, live: LiveKernels | None = None, *, buckets: ProfileSettings | None = None
+        self,
+        live: LiveKernels | None = None,
+        *,
+        tunables: Tunables | None = None,
+        buckets: ProfileSettings | None = None,
     ) -> None:
         self._live = live
+        self._tunables = tunables or NoTunables()
         self._buckets = buckets or ProfileSettings()
 
     def incumbent(self, definition: str, *, target: TuningTarget) -> Solution | None:
         """Return what such servers come with; None for a kernel that nobody knows."""
+        if is_tunable(definition):
+            launched = self._tunables.launched(target.full_name, definition)
+            return None if launched is None else launched.incumbent
         entry = self._entry(definition, target)
         return None if entry is None else entry.incumbent
 
