@@ -14,7 +14,7 @@ from retuned.ports import Swapper
 from retuned.runtime import Runtime, attach
 from retuned.runtime.tunables.records import canonical, digest_of_text
 from retuned.runtime.tunables.state import Tunable
-from retuned.runtime_client.tuned_files import ChangeSwapper
+from retuned.runtime_client.change_orders import ChangeSwapper
 from retuned.sidecar.artifacts import Artifacts
 from retuned.sidecar.key_pinning import PinnedKeys
 from retuned.sidecar.sockets import PodSocket

@@ -17,8 +17,9 @@ from tests.standalone.proofs import MACHINE, interval, measured
 from retuned import catalog
 from retuned.contract import Digest, Language, Solution, digest_of
 from retuned.ports import Finding, TraceBatch
+from retuned.runtime_client.change_orders import ChangeSwapper
 from retuned.runtime_client.client import RuntimeSocket
-from retuned.runtime_client.tuned_files import ChangeSwapper, RuntimeFiles
+from retuned.runtime_client.tuned_files import RuntimeFiles
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.gate import DecisionKind, SwapDecision
 from retuned.stages.trace import LaunchRecord, ShapeSource

@@ -24,9 +24,9 @@ from retuned.experiment.tunables import (
 from retuned.lab.evidence import keep
 from retuned.ports import Finding
 from retuned.runtime_client.captures import RuntimeCaptures
+from retuned.runtime_client.change_orders import ChangeSwapper
 from retuned.runtime_client.client import RuntimeSocket
 from retuned.runtime_client.tunables import RuntimeTunables
-from retuned.runtime_client.tuned_files import ChangeSwapper
 from retuned.stages.experiment import ExperimentPlan, Turn, TurnOutcome
 from retuned.stages.gate import KernelTuningPolicy
 from retuned.stages.hypothesis import HypothesisSettings

@@ -16,9 +16,9 @@ from retuned.node.context import BATCH
 from retuned.node.gpu import find_devices
 from retuned.node.windows import WindowSettings, numbers_of
 from retuned.ports import Devices
+from retuned.runtime_client.change_orders import ChangeSwapper
 from retuned.runtime_client.kernels import RuntimeKernels
 from retuned.runtime_client.tunables import RuntimeTunables
-from retuned.runtime_client.tuned_files import ChangeSwapper
 from retuned.settings import Settings
 from retuned.sidecar.artifacts import Artifacts
 from retuned.sidecar.context import Context, SidecarSettings

@@ -34,10 +34,11 @@ from retuned.node.server_cores import free_cores, server_cores, server_processes
 from retuned.node.windows import numbers_of
 from retuned.ports import Bench, EndToEnd, Store, Swapper
 from retuned.runtime_client.captures import RuntimeCaptures
+from retuned.runtime_client.change_orders import ChangeSwapper
 from retuned.runtime_client.client import RuntimeSocket
 from retuned.runtime_client.kernels import RuntimeKernels
 from retuned.runtime_client.tunables import RuntimeTunables
-from retuned.runtime_client.tuned_files import ChangeSwapper, RuntimeFiles
+from retuned.runtime_client.tuned_files import RuntimeFiles
 from retuned.settings import Settings
 from retuned.stages.experiment import Budget, ExperimentPlan
 from retuned.stages.gate import GPU_MODEL_LABEL

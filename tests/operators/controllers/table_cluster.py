@@ -30,9 +30,9 @@ from retuned.api.agent import (
 from retuned.contract import Digest, digest_of
 from retuned.errors import Refused
 from retuned.ports import Swapper
+from retuned.runtime_client.change_orders import ChangeSwapper
 from retuned.runtime_client.client import RuntimeSocket
 from retuned.runtime_client.tunables import RuntimeTunables, TunableReport
-from retuned.runtime_client.tuned_files import ChangeSwapper
 from retuned.sidecar.artifacts import Artifacts
 from retuned.sidecar.key_pinning import PinnedKeys
 from retuned.sidecar.operator_api import take_bundle
