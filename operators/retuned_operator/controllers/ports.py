@@ -206,6 +206,10 @@ class PodPost:
     at: datetime
     """By the operator's clock."""
     post: TunablePost
+    asked: tuple[LaunchedSizes, ...] = ()
+    """Size classes that were launched since its processes began."""
+    ways: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """``on`` or a reason code, by way of change."""
 
 
 class Tunables(Protocol):

@@ -13,9 +13,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
-from retuned.api.agent import TunablePost
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from retuned.api.agent import AxisName, TunablePost
 from retuned.errors import Refused
 from retuned.stages.hypothesis import Untried
 from retuned_operator.agent_api.ports import PodRecord
@@ -27,7 +29,6 @@ MAX_TUNABLES = 64
 """Most tunables of one target."""
 _MOST_BYTES = 256 << 20
 """Of what experiments need, over all targets; the oldest goes first, and comes again."""
-_PARTS = ("environment", "recipes", "report")
 
 
 class PodTunables:
@@ -39,8 +40,9 @@ class PodTunables:
         self._needs: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._bytes, self._most_bytes = 0, most_bytes
         self._untried: dict[str, dict[str, Untried]] = {}
-        self._frozen: dict[tuple[str, str], dict[str, Any]] = {}
-        """The one choice of an autotuner, which a table hides."""
+        self._frozen: dict[tuple[str, str], str] = {}
+        """The one choice of an autotuner. A table hides it, and pods may have different ones: it
+        stays while some pod has it."""
 
     def take(self, pod: PodRecord, post: TunablePost, *, at: datetime) -> None:
         """Keep a post in place of the pod's last one.
@@ -50,16 +52,25 @@ class PodTunables:
         Refused
             ``tunable-malformed`` or ``too-many-tunables``.
         """
-        _check(post)
+        report = _checked(post)
         with self._lock:
             known = self._posts.setdefault(pod.target, {})
             if post.name not in known and len(known) >= MAX_TUNABLES:
                 raise _refused("too-many-tunables", f"{pod.target} has {MAX_TUNABLES} already")
-            short = PodPost(pod.uid, at, post.model_copy(update={"text": "{}"}))
-            known.setdefault(post.name, {})[pod.uid] = short
+            asked = tuple(
+                LaunchedSizes(axes=each.axes, captured=each.captured, sizes=each.sizes)
+                for each in report.asked
+            )
+            posts = known.setdefault(post.name, {})
+            before = posts.get(pod.uid)
+            hidden = before is not None and before.post.source == post.source
+            frozen = post.frozen or (before.post.frozen if before is not None and hidden else "")
+            short = post.model_copy(update={"text": "{}", "frozen": frozen})
+            posts[pod.uid] = PodPost(pod.uid, at, short, asked, report.ways)
             self._keep((pod.target, post.name), post.text)
-            if post.frozen:
-                self._frozen[pod.target, post.name] = json.loads(post.frozen)
+            chosen = sorted({each.post.frozen for each in posts.values() if each.post.frozen})
+            if chosen and self._frozen.get((pod.target, post.name)) not in chosen:
+                self._frozen[pod.target, post.name] = chosen[0]
 
     def _keep(self, key: tuple[str, str], text: str) -> None:
         self._bytes += len(text) - len(self._needs.pop(key, ""))
@@ -90,22 +101,21 @@ class PodTunables:
 
     def launched(self, target: str, definition: str) -> LaunchedTunable | None:
         """Return what the servers of a target launch now; see `Tunables.launched`."""
-        posts, needs = self.of(target).get(definition, ()), self.needs(target, definition)
-        newest = self.newest(target, definition)
-        if newest is None or needs is None:
+        posts = self.of(target).get(definition, ())
+        if not posts or len({each.post.source for each in posts}) > 1:
             return None
-        if newest.differs or len({each.post.source for each in posts}) > 1:
+        latest = max(posts, key=lambda each: each.at)
+        newest, frozen = latest.post, self._frozen.get((target, definition), "")
+        if newest.differs:
             return None
-        report = needs["report"]
-        frozen = json.loads(newest.frozen) if newest.frozen else None
         return LaunchedTunable(
             definition=definition,
             family=newest.family,
             module=newest.module,
             source=newest.source,
-            frozen=frozen or self._frozen.get((target, definition)),
-            ways={str(k): str(v) for k, v in dict(report.get("ways") or {}).items()},
-            asked=tuple(_sizes(each) for each in report.get("asked") or ()),
+            frozen=json.loads(frozen) if frozen else None,
+            ways=latest.ways,
+            asked=latest.asked,
             refused=next((each.post.refused for each in posts if each.post.refused), ""),
         )
 
@@ -136,16 +146,42 @@ class PodTunables:
                     self._untried.pop(target, None)
 
 
-def _sizes(body: Mapping[str, Any]) -> LaunchedSizes:
-    return LaunchedSizes(
-        axes=dict(body.get("axes") or {}),
-        captured=int(body.get("captured") or 0),
-        sizes=tuple(body.get("sizes") or ()),
+class _Asked(BaseModel):
+    """One size class of a report; other fields are for experiments."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    axes: dict[AxisName, Annotated[int, Field(ge=0, le=1 << 40)]] = Field(max_length=16)
+    captured: Annotated[int, Field(ge=0, le=1 << 53)] = 0
+    sizes: tuple[Annotated[int, Field(ge=0, le=1 << 40)], ...] = Field(default=(), max_length=64)
+
+
+class _Report(BaseModel):
+    """What the operator reads of a report."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    id: str
+    family: str
+    source: str
+    asked: tuple[_Asked, ...] = Field(default=(), max_length=256)
+    ways: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=64)]] = Field(
+        default_factory=dict, max_length=16
     )
 
 
-def _check(post: TunablePost) -> None:
-    """Verify that what an experiment needs has the form that its pod reads.
+class _Needs(BaseModel):
+    """What an experiment needs; its pod reads it strictly."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    report: _Report
+    environment: dict[str, Any]
+    recipes: tuple[dict[str, Any], ...]
+
+
+def _checked(post: TunablePost) -> _Report:
+    """Return what the operator reads of a post.
 
     Raises
     ------
@@ -153,22 +189,20 @@ def _check(post: TunablePost) -> None:
         ``tunable-malformed``.
     """
     try:
-        body = json.loads(post.text)
+        needs = _Needs.model_validate_json(post.text)
         frozen = json.loads(post.frozen) if post.frozen else {}
-    except ValueError as error:
-        raise _refused("tunable-malformed", f"text: {error}") from None
-    if not isinstance(body, dict) or tuple(sorted(body)) != _PARTS:
-        raise _refused("tunable-malformed", f"text: needs exactly {', '.join(_PARTS)}")
-    report, environment, recipes = body["report"], body["environment"], body["recipes"]
-    if not isinstance(report, dict) or not isinstance(environment, dict):
-        raise _refused("tunable-malformed", "text: report and environment must be objects")
-    named = (report.get("id"), report.get("family"), report.get("source"))
-    if named != (post.name, post.family, post.source):
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        place = ".".join(["text", *map(str, first["loc"])])
+        raise _refused("tunable-malformed", f"{place}: {first['msg']}") from None
+    except (ValueError, RecursionError) as error:
+        raise _refused("tunable-malformed", f"frozen: {error}") from None
+    report = needs.report
+    if (report.id, report.family, report.source) != (post.name, post.family, post.source):
         raise _refused("tunable-malformed", "text.report: is about another tunable")
-    if not isinstance(recipes, list) or not all(isinstance(each, dict) for each in recipes):
-        raise _refused("tunable-malformed", "text.recipes: is not a list of objects")
     if not isinstance(frozen, dict):
         raise _refused("tunable-malformed", "frozen: is not an object")
+    return report
 
 
 def _refused(code: str, message: str) -> Refused:

@@ -31,9 +31,13 @@ SOURCE = "sha256:" + "1" * 64
 AXES = {"rows": 8192, "sequences": 1, "decode": 0, "longest": 8192}
 
 
+def report(name: str = NAME, **changed: Any) -> dict[str, Any]:
+    return {"id": name, "family": "attention", "source": SOURCE} | changed
+
+
 def text(name: str = NAME, **changed: Any) -> str:
     body = {
-        "report": {"id": name, "family": "attention", "source": SOURCE},
+        "report": report(name),
         "environment": {"executable": "/usr/bin/python3"},
         "recipes": [{"axes": AXES}],
     }
@@ -228,6 +232,10 @@ def test_without_a_policy_that_allows_it_nothing_is_tried_and_that_is_the_reason
         {"text": text(recipes=[1])},
         {"text": text("tunable:attention:other:0123abcd")},
         {"text": json.dumps({"report": {}})},
+        {"text": text(report=report(asked=[{"axes": "x"}]))},
+        {"text": text(report=report(asked=[{"axes": AXES, "sizes": [-1]}]))},
+        {"text": text(report=report(ways={"next-call": 3}))},
+        {"text": '{"report": ' + "[" * 5000},
         {"frozen": "["},
         {"frozen": "[1]"},
     ],
@@ -257,6 +265,26 @@ def test_what_experiments_need_is_bounded_and_comes_again() -> None:
     assert [kept.needs(TARGET, name) is None for name in names] == [True, False, False]
     kept.take(record(), post(name=names[0], text=text(names[0])), at=OPEN)
     assert kept.needs(TARGET, names[0]) is not None
+
+
+def test_the_servers_choice_stays_while_some_pod_has_it() -> None:
+    """Each pod asks its autotuners itself, and a table hides what they chose."""
+    kept = PodTunables()
+
+    def chosen() -> object:
+        launched = kept.launched(TARGET, NAME)
+        assert launched is not None
+        return launched.frozen
+
+    kept.take(record("a"), post("a", frozen='{"b": 1}'), at=OPEN)
+    kept.take(record("b"), post("b", frozen='{"a": 1}'), at=OPEN)
+    assert chosen() == {"b": 1}
+    kept.take(record("a"), post("a"), at=OPEN)
+    kept.take(record("b"), post("b"), at=OPEN)
+    assert chosen() == {"b": 1}, "a table hides it"
+    kept.forget_all_but({"uid-b"})
+    kept.take(record("b"), post("b"), at=OPEN)
+    assert chosen() == {"a": 1}
 
 
 def test_pods_that_are_gone_are_forgotten() -> None:
