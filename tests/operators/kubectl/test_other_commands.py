@@ -55,6 +55,19 @@ def test_status_says_what_is_looked_after_and_what_stands_in_the_way(
     assert f"rmsnorm_h512={ARTIFACT[7:19]}" in run("status", "-o", "wide")
 
 
+def test_status_shows_tunables_and_why_there_is_no_experiment(cluster: Cluster, run: Run) -> None:
+    states = [
+        {"name": "tunable:autotune:chunk_scan:0123abcd", "reason": "all-tried", "detail": "2 of 2"},
+        {"name": "tunable:attention:unified:0123abcd"},
+    ]
+    cluster.target(tunables=states)
+    text = run("status")
+    for part in ("autotune:chunk_scan:0123abcd", "all-tried: 2 of 2", "an experiment was asked"):
+        assert part in text
+    body = run("status", "-o", "json")
+    assert body["targets"][0]["status"]["tunables"][0]["reason"] == "all-tried"
+
+
 def test_a_role_in_one_namespace_is_enough_to_look_at_it(cluster: Cluster, run: Run) -> None:
     cluster.fake.access.add("lin", Identity(name="lin"))
     cluster.fake.access.bind("lin", ROLES["retuned-viewer"], namespace="serving")
