@@ -26,8 +26,11 @@ from retuned.api.agent import (
     OrderDone,
     Outcome,
     PodRef,
+    ProcessEnvironment,
     ProfileReport,
     SlotWatch,
+    TunableClass,
+    TunablePost,
     WatchPost,
 )
 from retuned.contract import Digest
@@ -147,6 +150,24 @@ def drift() -> DriftPost:
     return DriftPost(pod=POD, target=TARGET, id="w1", report=report)
 
 
+def tunable() -> TunablePost:
+    axes = {"tokens": 512}
+    return TunablePost(
+        pod=POD,
+        target=TARGET,
+        name="tunable:moe:fused_moe_kernel:0123abcd",
+        family="moe",
+        kernel="fused_moe_kernel",
+        module="m",
+        source=FIRST,
+        facts=ProcessEnvironment(process="1"),
+        observed_s=300.0,
+        busy_us=1e6,
+        used=(TunableClass(axes=axes, launches=9.5, time_us=1e3, how="nearest"),),
+        text='{"environment":{},"recipes":[],"report":{}}',
+    )
+
+
 def done(order: SwapOrder) -> OrderDone:
     return OrderDone(
         pod=POD,
@@ -166,10 +187,10 @@ def test_what_a_sidecar_says_arrives_as_it_was_said(side: Side) -> None:
     watch = WatchPost(pod=POD, target=TARGET, at=AT, slots=(slot,))
     order = an_order(FIRST)
     assert side.operator.hello(hello()).version == VERSION
-    for report in (profile(), drift(), watch):
+    for report in (profile(), drift(), watch, tunable()):
         side.operator.post(report)
     side.operator.done(done(order))
-    assert side.said() == [hello(), profile(), drift(), watch, done(order)]
+    assert side.said() == [hello(), profile(), drift(), watch, tunable(), done(order)]
 
 
 def test_an_operator_that_has_not_heard_who_speaks_says_so_until_it_has(side: Side) -> None:
