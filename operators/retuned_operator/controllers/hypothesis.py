@@ -43,8 +43,6 @@ from retuned_operator.schema import (
 
 MIN_WINDOWS = 2
 """The window that raised a report is half old traffic, half new; so many later ones are needed."""
-UNMADE = frozenset({"gpu-model-unknown", "gpu-resource-unknown", "task-too-large"})
-"""Reasons of a refusal that say nothing of the idea."""
 MAX_BELIEFS = 4
 """Most experiments that one report leads to."""
 
@@ -196,7 +194,7 @@ def beliefs_of(
 def _was_never_made(experiment: KernelExperiment) -> bool:
     """Whether an experiment was refused before any Job of it was there: it says nothing."""
     status = experiment.status
-    return status.phase is ExperimentPhase.REFUSED and status.reason in UNMADE
+    return status.phase is ExperimentPhase.REFUSED and status.reason in tunables.UNMADE
 
 
 def costs_of(

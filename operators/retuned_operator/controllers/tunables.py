@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from retuned.api.agent import TunablePost
 from retuned.api.experiment import KernelExperiment
@@ -30,6 +30,10 @@ FRESH = timedelta(minutes=15)
 """Older posts do not count: their pod no longer answers, or its traffic is another one."""
 _FIRST_WAIT, _LONGEST_WAIT = timedelta(minutes=10), timedelta(days=1)
 """How long after a failed experiment the next one waits; it doubles with each failure."""
+_SEARCHED = (ExperimentPhase.SUCCEEDED, ExperimentPhase.NO_IMPROVEMENT, ExperimentPhase.ABORTED)
+"""Phases that end a search: one that a person ended is not begun again."""
+UNMADE = frozenset({"gpu-model-unknown", "gpu-resource-unknown", "task-too-large"})
+"""Reasons of a refusal that say nothing of the idea; the administrator's change repeats it."""
 Key = tuple[tuple[str, int], ...]
 
 
@@ -94,9 +98,15 @@ def _refused(facts: TunableFacts, now: datetime) -> Untried | None:
     if failed:
         until = failed[-1] + min(_LONGEST_WAIT, _FIRST_WAIT * float(2 ** (len(failed) - 1)))
         if now < until:
-            detail = f"{len(failed)} experiments failed; the next may begin at {until:%H:%M} UTC"
+            last = max(facts.earlier, key=_ended_at).status
+            why = f"{last.reason} {last.detail}".strip()
+            detail = f"{len(failed)} failed; the next may begin at {until:%H:%M} UTC: {why}"
             return Untried(reason=NotTried.FAILED, detail=detail)
     return None
+
+
+def _ended_at(experiment: KernelExperiment) -> datetime:
+    return experiment.status.finished_at or datetime.min.replace(tzinfo=UTC)
 
 
 def _failed(facts: TunableFacts, now: datetime) -> list[datetime]:
@@ -104,9 +114,16 @@ def _failed(facts: TunableFacts, now: datetime) -> list[datetime]:
     ends = [
         each.status.finished_at
         for each in facts.earlier
-        if each.status.phase is ExperimentPhase.FAILED and each.status.finished_at is not None
+        if _failed_itself(each) and each.status.finished_at is not None
     ]
     return sorted(each for each in ends if each > now - _LONGEST_WAIT)[-16:]
+
+
+def _failed_itself(experiment: KernelExperiment) -> bool:
+    """Whether an experiment failed, or was refused for what the servers are."""
+    status = experiment.status
+    refused = status.phase is ExperimentPhase.REFUSED and status.reason not in UNMADE
+    return status.phase is ExperimentPhase.FAILED or refused
 
 
 def _tried(facts: TunableFacts) -> set[Key]:
@@ -115,8 +132,7 @@ def _tried(facts: TunableFacts) -> set[Key]:
     return {
         tuple(sorted(shape.axes.items()))
         for each in facts.earlier
-        if each.status.phase is not ExperimentPhase.FAILED
-        and each.status.phase.is_terminal
+        if each.status.phase in _SEARCHED
         and each.spec.environment == facts.environment
         and each.spec.baseline.digest in against
         for shape in each.spec.kernel.shapes

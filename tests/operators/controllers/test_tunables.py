@@ -196,15 +196,25 @@ def test_what_was_searched_without_a_gain_is_not_searched_again() -> None:
     assert len(cluster.experiments()) == 1
 
 
-def test_a_failed_experiment_is_repeated_later_as_another_one() -> None:
+@pytest.mark.parametrize("phase", [ExperimentPhase.FAILED, ExperimentPhase.REFUSED])
+def test_an_experiment_that_searched_nothing_is_repeated_later_as_another_one(
+    phase: ExperimentPhase,
+) -> None:
     cluster = Cluster(OPEN)
     asked(cluster)
-    ended(cluster, ExperimentPhase.FAILED)
+    ended(cluster, phase)
     answer = look(cluster)
     assert answer is not None
     assert answer.reason is NotTried.FAILED
     assert look(cluster, minutes=10.0) is None
     assert len(cluster.experiments()) == 2
+
+
+def test_an_outdated_experiment_says_nothing_about_the_idea() -> None:
+    cluster = Cluster(OPEN)
+    asked(cluster)
+    ended(cluster, ExperimentPhase.OUTDATED)
+    assert look(cluster) is None
 
 
 def test_without_a_policy_that_allows_it_nothing_is_tried_and_that_is_the_reason() -> None:
