@@ -30,6 +30,10 @@ FRESH = timedelta(minutes=15)
 """Older posts do not count: their pod no longer answers, or its traffic is another one."""
 _FIRST_WAIT, _LONGEST_WAIT = timedelta(minutes=10), timedelta(days=1)
 """How long after a failed experiment the next one waits; it doubles with each failure."""
+_OF_SERVERS = frozenset(
+    {"server-image-differs", "server-image-invalid", "table-unknown", "tunable-malformed"}
+)
+"""Reasons of a refusal that the servers caused, as during a rollout: nothing was searched."""
 Key = tuple[tuple[str, int], ...]
 
 
@@ -94,7 +98,8 @@ def _refused(facts: TunableFacts, now: datetime) -> Untried | None:
     if failed:
         until = failed[-1] + min(_LONGEST_WAIT, _FIRST_WAIT * float(2 ** (len(failed) - 1)))
         if now < until:
-            detail = f"{len(failed)} experiments failed; the next may begin at {until:%H:%M} UTC"
+            detail = f"{len(failed)} experiments failed or were refused; "
+            detail += f"the next may begin at {until:%H:%M} UTC"
             return Untried(reason=NotTried.FAILED, detail=detail)
     return None
 
@@ -104,9 +109,19 @@ def _failed(facts: TunableFacts, now: datetime) -> list[datetime]:
     ends = [
         each.status.finished_at
         for each in facts.earlier
-        if each.status.phase is ExperimentPhase.FAILED and each.status.finished_at is not None
+        if _found_nothing_out(each) and each.status.finished_at is not None
     ]
     return sorted(each for each in ends if each > now - _LONGEST_WAIT)[-16:]
+
+
+def _found_nothing_out(experiment: KernelExperiment) -> bool:
+    """Whether an experiment ended without a finding about its tunable, so that one more may have.
+
+    It failed, or it was refused for what the servers were like at that time.
+    """
+    status = experiment.status
+    refused = status.phase is ExperimentPhase.REFUSED and status.reason in _OF_SERVERS
+    return refused or status.phase is ExperimentPhase.FAILED
 
 
 def _tried(facts: TunableFacts) -> set[Key]:
@@ -115,8 +130,8 @@ def _tried(facts: TunableFacts) -> set[Key]:
     return {
         tuple(sorted(shape.axes.items()))
         for each in facts.earlier
-        if each.status.phase is not ExperimentPhase.FAILED
-        and each.status.phase.is_terminal
+        if each.status.phase.is_terminal
+        and not _found_nothing_out(each)
         and each.spec.environment == facts.environment
         and each.spec.baseline.digest in against
         for shape in each.spec.kernel.shapes

@@ -161,11 +161,11 @@ def test_posts_become_one_experiment_without_any_drift() -> None:
     assert (state["name"], state["reason"]) == (NAME, "under-way")
 
 
-def ended(cluster: Cluster, phase: ExperimentPhase) -> None:
+def ended(cluster: Cluster, phase: ExperimentPhase, *, reason: str = "") -> None:
     """End the experiment, whatever its pods do."""
     (experiment,) = cluster.experiments()
     status = experiment.status.model_copy(
-        update={"phase": phase, "finished_at": cluster.clock.now()}
+        update={"phase": phase, "reason": reason, "finished_at": cluster.clock.now()}
     )
     cluster.server.writes.patch_status(
         EXPERIMENTS,
@@ -201,6 +201,30 @@ def test_a_failed_experiment_is_repeated_later_as_another_one() -> None:
     assert answer.reason is NotTried.FAILED
     assert look(cluster, minutes=10.0) is None
     assert len(cluster.experiments()) == 2
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ["server-image-differs", "server-image-invalid", "table-unknown", "tunable-malformed"],
+)
+def test_an_experiment_that_servers_made_impossible_is_repeated_later(reason: str) -> None:
+    cluster = Cluster(OPEN)
+    asked(cluster)
+    ended(cluster, ExperimentPhase.REFUSED, reason=reason)
+    answer = look(cluster)
+    assert answer is not None
+    assert answer.reason is NotTried.FAILED
+    assert look(cluster, minutes=10.0) is None
+    assert len(cluster.experiments()) == 2
+
+
+def test_an_experiment_that_is_too_large_is_not_repeated() -> None:
+    cluster = Cluster(OPEN)
+    asked(cluster)
+    ended(cluster, ExperimentPhase.REFUSED, reason="task-too-large")
+    answer = look(cluster, minutes=11.0)
+    assert answer is not None
+    assert answer.reason is NotTried.ALL_TRIED
 
 
 def test_without_a_policy_that_allows_it_nothing_is_tried_and_that_is_the_reason() -> None:

@@ -1,4 +1,4 @@
-"""The whole operator with the rights of the chart, a fake cluster, and a node that runs its pods."""
+"""The whole operator against a fake cluster, with the rights of the chart; a node for its pods."""
 
 from __future__ import annotations
 
