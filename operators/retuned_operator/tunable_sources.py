@@ -13,7 +13,7 @@ from retuned.experiment.tunable_task import TunableInputs
 from retuned.stages.proposal import rules_in
 from retuned.stages.verdict import server_side
 from retuned_operator.controllers.cluster_view import server_pods
-from retuned_operator.controllers.objects import part, parts
+from retuned_operator.controllers.objects import FINISHED, part, parts
 from retuned_operator.controllers.ports import Caches, ProvenTable, TunableSource
 from retuned_operator.kube.resources import TARGETS, Obj
 from retuned_operator.manifests import ServerImage
@@ -90,6 +90,8 @@ class ClusterTunables:
 def image_of(pods: Sequence[Obj], *, container: str, python: str) -> ServerImage:
     """Return the image that all server pods run, with what pulls and starts it.
 
+    A pod that has ended, such as one that was evicted, may stay in the cluster and does not count.
+
     Raises
     ------
     Refused
@@ -97,6 +99,8 @@ def image_of(pods: Sequence[Obj], *, container: str, python: str) -> ServerImage
     """
     found = {}
     for pod in pods:
+        if part(pod, "status").get("phase") in FINISHED:
+            continue
         spec = part(pod, "spec")
         named = next((e for e in parts(spec, "containers") if e.get("name") == container), None)
         image = _digest_of(pod, container) if named is not None else ""

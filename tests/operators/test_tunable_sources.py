@@ -65,6 +65,13 @@ def test_the_image_is_the_one_that_the_nodes_run() -> None:
     assert (found.pull_secrets, found.runtime_class, found.user_id) == (("pull",), "nvidia", None)
 
 
+@pytest.mark.parametrize("phase", ["Failed", "Succeeded"])
+def test_a_pod_that_has_ended_runs_no_image(phase: str) -> None:
+    ended = pod(DIGEST[:-1] + "b")
+    ended["status"]["phase"] = phase
+    assert an_image(pod(), ended).image == DIGEST
+
+
 @pytest.mark.parametrize(
     ("own", "pods", "user"),
     [(1000, 2000, 1000), (None, 2000, 2000), (0, 2000, None), (None, None, None)],

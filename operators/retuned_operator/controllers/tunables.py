@@ -94,6 +94,10 @@ def _refused(facts: TunableFacts, now: datetime) -> Untried | None:
         return Untried(reason=NotTried.NO_TRAFFIC, detail="what runs is not known yet")
     if facts.proposals or any(not each.status.phase.is_terminal for each in facts.earlier):
         return Untried(reason=NotTried.UNDER_WAY, detail="see `kubectl retuned history`")
+    unmade = next((each for each in facts.earlier if _is_unmade(facts, each)), None)
+    if unmade is not None:
+        detail = f"{unmade.status.reason}: {unmade.status.detail}"
+        return Untried(reason=NotTried.FAILED, detail=detail)
     failed = _failed(facts, now)
     if failed:
         until = failed[-1] + min(_LONGEST_WAIT, _FIRST_WAIT * float(2 ** (len(failed) - 1)))
@@ -103,6 +107,13 @@ def _refused(facts: TunableFacts, now: datetime) -> Untried | None:
             detail = f"{len(failed)} failed; the next may begin at {until:%H:%M} UTC: {why}"
             return Untried(reason=NotTried.FAILED, detail=detail)
     return None
+
+
+def _is_unmade(facts: TunableFacts, experiment: KernelExperiment) -> bool:
+    """Whether no pod can be made for an experiment until an administrator changes something."""
+    spec, status = experiment.spec, experiment.status
+    same = (spec.environment, spec.baseline.digest) == (facts.environment, facts.baseline)
+    return same and status.phase is ExperimentPhase.REFUSED and status.reason in UNMADE
 
 
 def _ended_at(experiment: KernelExperiment) -> datetime:

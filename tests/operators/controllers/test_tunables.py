@@ -165,11 +165,11 @@ def test_posts_become_one_experiment_without_any_drift() -> None:
     assert (state["name"], state["reason"]) == (NAME, "under-way")
 
 
-def ended(cluster: Cluster, phase: ExperimentPhase) -> None:
+def ended(cluster: Cluster, phase: ExperimentPhase, *, reason: str = "") -> None:
     """End the experiment, whatever its pods do."""
     (experiment,) = cluster.experiments()
     status = experiment.status.model_copy(
-        update={"phase": phase, "finished_at": cluster.clock.now()}
+        update={"phase": phase, "reason": reason, "finished_at": cluster.clock.now()}
     )
     cluster.server.writes.patch_status(
         EXPERIMENTS,
@@ -215,6 +215,32 @@ def test_an_outdated_experiment_says_nothing_about_the_idea() -> None:
     asked(cluster)
     ended(cluster, ExperimentPhase.OUTDATED)
     assert look(cluster) is None
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ["server-image-differs", "server-image-invalid", "table-unknown", "tunable-malformed"],
+)
+def test_an_experiment_that_servers_made_impossible_is_repeated_later(reason: str) -> None:
+    cluster = Cluster(OPEN)
+    asked(cluster)
+    ended(cluster, ExperimentPhase.REFUSED, reason=reason)
+    answer = look(cluster)
+    assert answer is not None
+    assert answer.reason is NotTried.FAILED
+    assert look(cluster, minutes=10.0) is None
+    assert len(cluster.experiments()) == 2
+
+
+def test_an_experiment_that_is_too_large_is_not_repeated() -> None:
+    cluster = Cluster(OPEN)
+    asked(cluster)
+    ended(cluster, ExperimentPhase.REFUSED, reason="task-too-large")
+    answer = look(cluster, minutes=11.0)
+    assert answer is not None
+    assert answer.reason is NotTried.FAILED
+    assert answer.detail.startswith("task-too-large")
+    assert len(cluster.experiments()) == 1
 
 
 def test_without_a_policy_that_allows_it_nothing_is_tried_and_that_is_the_reason() -> None:

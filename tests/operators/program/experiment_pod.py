@@ -6,6 +6,9 @@ changed to lie there and nothing else is. Like in a pod, the programs are nobody
 tests are root's, and there is a Python outside of root's home), have no way out, and can write to
 their volumes only (where the kernel can hold them to that). A pod that asks a model is only the
 first of these.
+
+A pod for a tunable also has the server's container: another user and another folder than the
+runner, the delivered packages alone, and the Python of these tests in place of the image.
 """
 
 from __future__ import annotations
@@ -16,14 +19,20 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tests.tunables.hosts import children_of, deliver
+
 from retuned.lab.harness.landlock import Allowed, restrict
 from retuned_operator.manifests.jobs import MESSAGE_PATH, RUNNER, TASK_KEY, TELLER
+from retuned_operator.manifests.server_container import CODE_DIR, SERVER
 from retuned_operator.schema import JobRole
 
+SERVER_PACKAGES = "/server-packages"
+"""Folder of the server's image with the server's own kernels."""
 _USER = 65532
 """As the manifest says."""
 _WRITABLE = ("work", "tmp")
@@ -63,9 +72,18 @@ class ExperimentPod:
         ConfigMap and Job.
     uid
         The pod's.
+    packages
+        Folder that stands for `SERVER_PACKAGES`; None where the pod has no server's container.
     """
 
-    def __init__(self, place: Path, objects: tuple[dict[str, Any], ...], *, uid: str) -> None:
+    def __init__(
+        self,
+        place: Path,
+        objects: tuple[dict[str, Any], ...],
+        *,
+        uid: str,
+        packages: Path | None = None,
+    ) -> None:
         task_map, job = objects
         self._place = place
         spec = job["spec"]["template"]["spec"]
@@ -81,6 +99,8 @@ class ExperimentPod:
         """Its scratch folder."""
         self.message_file = place / "termination-log"
         self._paths = {MESSAGE_PATH: str(self.message_file)}
+        if packages is not None:
+            self._paths[SERVER_PACKAGES] = str(packages)
         for each in mounted:
             folder = place / each["name"]
             self._paths[each["mountPath"]] = str(folder)
@@ -92,6 +112,8 @@ class ExperimentPod:
         if _IS_NOBODY:
             for path in (place / "work", place / "tmp", self.results, self.message_file):
                 os.chown(path, _USER, _USER)
+        self._server = next((each for each in spec["containers"] if each["name"] == SERVER), None)
+        self._server_paths = self._mount_server()
 
     @property
     def message(self) -> dict[str, Any]:
@@ -131,6 +153,35 @@ class ExperimentPod:
         self.stdout, self.stderr = child.communicate(timeout=280.0)
         self.end_telling(teller)
         return child.returncode
+
+    @contextmanager
+    def server(self) -> Iterator[subprocess.Popen[bytes]]:
+        """Run the server's container for the length of a block."""
+        container = self._server
+        assert container is not None, "the pod has no such container"
+        given = {each["name"]: self._in_server(each["value"]) for each in container["env"]}
+        given["RETUNED_ALLOWED_UIDS"] = str(self.user)
+        process = subprocess.Popen(
+            [self._in_server(word) for word in container["command"]],
+            env={"PATH": os.environ["PATH"], **given},
+            cwd=self._in_server(container["workingDir"]),
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            yield process
+        finally:
+            for pid in children_of(process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.kill()
+            process.wait()
+
+    def run_all(self) -> dict[str, int]:
+        """Run every container of the pod to its end; return their exit codes by name."""
+        if self._server is None:
+            return {RUNNER: self.run()}
+        with self.server() as server:
+            return {RUNNER: self.run(), SERVER: server.wait(30.0)}
 
     def start_telling(self) -> subprocess.Popen[bytes]:
         """Start the container that tells the results; it can write nowhere."""
@@ -179,6 +230,23 @@ class ExperimentPod:
     def _here(self, text: str) -> str:
         known = "|".join(map(re.escape, self._paths))
         return re.sub(known, lambda found: self._paths[found[0]], text)
+
+    def _mount_server(self) -> dict[str, str]:
+        """Make what the server's container mounts, with the delivered packages."""
+        found: dict[str, str] = {}
+        for mount in self._server["volumeMounts"] if self._server is not None else ():
+            folder = self._place / mount["name"]
+            found[mount["mountPath"]] = str(folder)
+            if mount["mountPath"] == CODE_DIR:
+                deliver(folder)
+            folder.mkdir(exist_ok=True)
+        return found
+
+    def _in_server(self, text: str) -> str:
+        for mounted, folder in self._server_paths.items():
+            if text == mounted or text.startswith(f"{mounted}/"):
+                return f"{folder}{text.removeprefix(mounted)}"
+        return text
 
     def _mount_task(self, text: str) -> None:
         """Mount it as the kubelet does, which exchanges whole folders behind a link."""

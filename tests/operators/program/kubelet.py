@@ -30,13 +30,18 @@ class Kubelet:
         Folder for what is mounted, which every user may enter.
     namespace
         Of the experiments.
+    packages
+        What the server's image has at `SERVER_PACKAGES`; None where no pod runs it.
     """
 
-    def __init__(self, fake: FakeApi, place: Path, *, namespace: str) -> None:
+    def __init__(
+        self, fake: FakeApi, place: Path, *, namespace: str, packages: Path | None = None
+    ) -> None:
         self._fake = fake
         self._api = fake.api()
         self._place = place
         self._namespace = namespace
+        self._packages = packages
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kubelet")
         self.pods: list[ExperimentPod] = []
@@ -66,20 +71,25 @@ class Kubelet:
         seen = self._fake.make(PODS, _pod_of(job), phase="Running")
         place = self._place / name
         place.mkdir()
-        pod = ExperimentPod(place, (task, job), uid=seen["metadata"]["uid"])
-        code = pod.run()
+        uid = seen["metadata"]["uid"]
+        pod = ExperimentPod(place, (task, job), uid=uid, packages=self._packages)
+        codes = pod.run_all()
         self.pods.append(pod)
         key = (self._namespace, seen["metadata"]["name"])
         self._fake.logs[*key, TELLER] = self.spoil(pod.log)
         self._fake.logs[*key, RUNNER] = pod.stdout.encode()
-        ended = {"exitCode": code, "finishedAt": datetime.now(UTC).isoformat(timespec="seconds")}
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        failed = any(codes.values())
         self._fake.set_status(
             PODS,
             seen,
-            phase="Failed" if code else "Succeeded",
-            containerStatuses=[{"name": RUNNER, "state": {"terminated": ended}}],
+            phase="Failed" if failed else "Succeeded",
+            containerStatuses=[
+                {"name": name, "state": {"terminated": {"exitCode": code, "finishedAt": at}}}
+                for name, code in codes.items()
+            ],
         )
-        how = {"type": "Failed" if code else "Complete", "status": "True"}
+        how = {"type": "Failed" if failed else "Complete", "status": "True"}
         self._fake.set_status(JOBS, job, conditions=[how])
 
 

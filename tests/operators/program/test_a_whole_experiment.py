@@ -7,23 +7,16 @@ searched and verified by child processes that compile and time C++, and their lo
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from tests.fakeapi.access import Identity
 from tests.fakeapi.server import FakeApi
-from tests.operators import examples
 from tests.operators.program.kubelet import Kubelet
-from tests.operators.program.test_program import ACCOUNT, eventually
-from tests.operators.world import POLICY
+from tests.operators.program.test_program import eventually
+from tests.operators.program.whole_operator import a_cluster, a_node, running, settings_in
 
 from retuned.api.agent import DriftPost, Hello, PodRef, ProcessEnvironment, ProfileReport
 from retuned.clock import SystemClock
@@ -32,78 +25,38 @@ from retuned.lab.toolchain import environment_of
 from retuned.stages.drift import DriftAction, DriftReport
 from retuned.stages.profile import Signature, SignatureStat, WorkloadProfile
 from retuned_operator.agent_api.ports import PodRecord, Receipt
-from retuned_operator.assembly import ApiConnections, Operator
+from retuned_operator.assembly import Operator
 from retuned_operator.kube.resources import (
     EVENTS,
     EXPERIMENTS,
     JOBS,
     PODS,
-    POLICIES,
     PROPOSALS,
-    TARGETS,
     Obj,
 )
-from retuned_operator.manifests.roles import (
-    experiment_rules,
-    own_rules,
-    reviewing_rules,
-    watching_rules,
-)
 from retuned_operator.manifests.sidecar import SIDECAR
-from retuned_operator.settings import Settings, load_settings
+from retuned_operator.settings import Settings
 
 pytestmark = pytest.mark.slow
 MINUTE_NS = 60 * 10**9
-MODEL = "epyc"
 _LONG_S = 400.0
 
 
 @pytest.fixture
 def fake() -> Iterator[FakeApi]:
-    with FakeApi(namespaces=("default", "serving", "retuned", "lab")) as fake:
-        fake.access.add("operator", Identity(name=ACCOUNT, groups=("system:authenticated",)))
-        fake.access.bind(ACCOUNT, [*reviewing_rules(), *watching_rules()])
-        fake.access.bind(ACCOUNT, experiment_rules(), namespace="lab")
-        fake.access.bind(ACCOUNT, own_rules(), namespace="retuned")
-        target = examples.a_target()
-        target["spec"]["gpu"] = {"vendor": "cpu", "model": MODEL}
-        fake.make(TARGETS, target)
-        policy = yaml.safe_load(POLICY) | {"metadata": {"name": "prod", "namespace": "serving"}}
-        policy["spec"]["experiments"] = {"budget": {"maxTrials": 3}}
-        fake.make(POLICIES, policy)
+    with a_cluster(experiments={"budget": {"maxTrials": 3}}) as fake:
         yield fake
 
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    file = tmp_path / "operator.yaml"
-    jobs = {
-        "image": "lab",
-        "namespace": "lab",
-        "gpuResources": {"cpu": "amd.com/gpu"},
-        "gpuModels": {MODEL: {"processor": MODEL}},
-    }
-    sidecar = {"image": "sidecar", "agentUrl": "https://localhost:8443"}
-    file.write_text(yaml.safe_dump({"jobs": jobs, "sidecar": sidecar}))
-    for name, value in {
-        "STATE_DIR": str(tmp_path / "state"),
-        "AGENT_PORT": "0",
-        "METRICS_PORT": "0",
-        "ADDRESS": "127.0.0.1",
-    }.items():
-        monkeypatch.setenv(f"RETUNED_OPERATOR_{name}", value)
-    return load_settings(file)
+    return settings_in(tmp_path, monkeypatch)
 
 
 @pytest.fixture
 def kubelet(fake: FakeApi) -> Iterator[Kubelet]:
-    place = Path(tempfile.mkdtemp(prefix="retuned-node-"))
-    place.chmod(0o755)  # the pods' user is another one than ours
-    try:
-        with Kubelet(fake, place, namespace="lab") as made:
-            yield made
-    finally:
-        shutil.rmtree(place)
+    with a_node(fake) as made:
+        yield made
 
 
 @dataclass
@@ -175,24 +128,6 @@ def drift() -> DriftReport:
         window_start_ns=MINUTE_NS,
         sentence="longer prompts",
     )
-
-
-@contextmanager
-def running(fake: FakeApi, settings: Settings) -> Iterator[Operator]:
-    reach = ApiConnections(api=fake.api("operator"), election=fake.api("operator"))
-    lost: list[str] = []
-    operator = Operator(settings, reach=reach, on_lost=lambda: lost.append("lost"))
-    stop = threading.Event()
-    thread = threading.Thread(target=operator.run, args=(stop,))
-    thread.start()
-    try:
-        eventually(operator.manager.is_acting)
-        yield operator
-    finally:
-        stop.set()
-        thread.join(150.0)
-        assert not thread.is_alive()
-        assert lost == []
 
 
 def status_of(fake: FakeApi) -> Obj:

@@ -14,6 +14,7 @@ from tests.operators import examples
 from tests.operators.controllers.cluster import Cluster
 from tests.operators.controllers.test_swaps import OPEN
 from tests.operators.program import test_a_whole_experiment as whole
+from tests.operators.program.whole_operator import running
 
 from retuned import catalog
 from retuned.catalog.user import load_definition
@@ -205,7 +206,7 @@ def test_traffic_of_a_users_kernel_becomes_an_experiment_whose_pod_gets_the_defi
     (folder / "bad.yaml").write_text("name: 1\n", "utf-8")
     monkeypatch.setattr(whole, "window", window)
     chosen = settings.model_copy(update={"definitions_dir": folder})
-    with whole.running(fake, chosen) as operator:
+    with running(fake, chosen) as operator:
         whole.Server.started(fake).tells(operator)
         whole.until(fake, lambda status: status.get("jobRefs"))
         (name,) = (ref["name"] for ref in whole.status_of(fake)["jobRefs"])

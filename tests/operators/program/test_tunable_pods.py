@@ -7,13 +7,11 @@ packages, and kernels that Triton interprets.
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,9 +21,9 @@ import torch
 import triton
 from tests.expect import raises_code
 from tests.operators import examples
-from tests.operators.program.experiment_pod import ExperimentPod
+from tests.operators.program.experiment_pod import SERVER_PACKAGES, ExperimentPod
 from tests.tunables import test_tune
-from tests.tunables.hosts import children_of, deliver, eventually
+from tests.tunables.hosts import children_of, eventually
 
 from retuned.api.target import Vendor
 from retuned.clock import FakeClock
@@ -45,7 +43,7 @@ from retuned.store.keys import Ed25519Notary
 from retuned.store.sqlite import SqliteStore
 from retuned_operator.controllers.ports import TunableSource
 from retuned_operator.manifests import JobRequest, JobSettings, ServerImage, job_objects
-from retuned_operator.manifests.server_container import CODE_DIR, HOST_DIR, SERVER
+from retuned_operator.manifests.server_container import HOST_DIR, SERVER
 from retuned_operator.schema import JobRole, KernelExperiment, PolicyRef, experiment_spec, read
 from retuned_operator.store.experiments import StoreLedger
 from retuned_operator.store.results import ResultFolder
@@ -54,13 +52,11 @@ NAME = "tunable:autotune:_scaled:00000000"
 INCUMBENT = variant_of(NAME, [], author="server", resolved="frozen")
 SERVED = Environment(arch=str(facts_here()["cpu"]), triton=triton.__version__)
 UID = "pod-1"
-PACKAGES = "/server-packages"
-"""Where the kernels of the server are, in its image."""
 
 
 def inputs(folder: Path, **changed: Any) -> TunableInputs:
     """Return what the sidecar of a server with the small kernel would report."""
-    facts = test_tune.environment(folder) | {"path": [PACKAGES]}
+    facts = test_tune.environment(folder) | {"path": [SERVER_PACKAGES]}
     facts |= {"versions": {"torch": torch.__version__, "triton": triton.__version__}}
     facts |= changed
     source = {"kernel": "_scaled", "module": "server_kernels", "source": "sha256:" + "1" * 64}
@@ -146,45 +142,9 @@ class TunablePod:
                 deadline_s=600,
                 server=ledger.server(resource),
             )
-        objects = job_objects(self.request, JobSettings(image="an-image"))
+        self.objects = job_objects(self.request, JobSettings(image="an-image"))
         (place / "p").mkdir()
-        self.pod = ExperimentPod(place / "p", objects, uid=UID)
-        task_file = next((place / "p" / "task").glob("..2*/task.json"))
-        text = task_file.read_text().replace(PACKAGES, str(place / "server"))
-        task_file.write_text(text)
-        containers = objects[1]["spec"]["template"]["spec"]["containers"]
-        (self._server,) = (each for each in containers if each["name"] == SERVER)
-        self._paths: dict[str, Path] = {}
-        for mount in self._server["volumeMounts"]:
-            folder = place / "p" / mount["name"]
-            self._paths[mount["mountPath"]] = folder
-            if mount["mountPath"] == CODE_DIR:
-                deliver(folder)
-            folder.mkdir(exist_ok=True)
-
-    @contextmanager
-    def server(self) -> Iterator[subprocess.Popen[bytes]]:
-        """Run the server's container."""
-        given = {each["name"]: self._here(each["value"]) for each in self._server["env"]}
-        given["RETUNED_ALLOWED_UIDS"] = str(self.pod.user)
-        words = [self._here(word) for word in self._server["command"]]
-        cwd = self._here(self._server["workingDir"])
-        environment = {"PATH": os.environ["PATH"], **given}
-        process = subprocess.Popen(words, env=environment, cwd=cwd, stderr=subprocess.DEVNULL)
-        try:
-            yield process
-        finally:
-            for pid in children_of(process.pid):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            process.kill()
-            process.wait()
-
-    def _here(self, text: str) -> str:
-        for mounted, folder in self._paths.items():
-            if text == mounted or text.startswith(f"{mounted}/"):
-                return f"{folder}{text.removeprefix(mounted)}"
-        return text
+        self.pod = ExperimentPod(place / "p", self.objects, uid=UID, packages=place / "server")
 
     def sender(self) -> Sender:
         uid = self.request.experiment_uid
@@ -199,7 +159,7 @@ def place() -> Iterator[Path]:
 
 def test_a_table_wins_and_its_evidence_can_be_signed(place: Path) -> None:
     made = TunablePod(place)
-    with made.server() as server:
+    with made.pod.server() as server:
         assert made.pod.run() == 0, (made.pod.stdout, made.pod.stderr)
         assert server.wait(30.0) == 0  # else the pod would not complete
     told = read_log(made.pod.log, sender=made.sender())
@@ -226,7 +186,7 @@ def test_a_table_wins_and_its_evidence_can_be_signed(place: Path) -> None:
 def test_a_pod_on_another_version_measures_nothing(place: Path) -> None:
     versions = {"torch": torch.__version__, "triton": triton.__version__, "vllm": "0.26.0"}
     made = TunablePod(place, versions=versions)
-    with made.server() as server:
+    with made.pod.server() as server:
         assert made.pod.run() == 5
         assert server.wait(30.0) == 0
     assert made.pod.message["code"] == "environment-differs"
@@ -236,7 +196,7 @@ def test_a_pod_on_another_version_measures_nothing(place: Path) -> None:
 
 def test_a_preempted_pod_leaves_nothing_and_ends_the_server(place: Path) -> None:
     made = TunablePod(place)
-    with made.server() as server:
+    with made.pod.server() as server:
         runner = made.pod.start()
         eventually(lambda: bool(children_of(server.pid)))
         runner.send_signal(signal.SIGTERM)
@@ -249,7 +209,7 @@ def test_a_preempted_pod_leaves_nothing_and_ends_the_server(place: Path) -> None
 
 def test_a_server_that_is_terminated_first_makes_no_finding(place: Path) -> None:
     made = TunablePod(place)
-    with made.server() as server:
+    with made.pod.server() as server:
         runner = made.pod.start()
         eventually(lambda: bool(children_of(server.pid)))
         server.send_signal(signal.SIGTERM)
@@ -262,7 +222,7 @@ def test_a_server_that_is_terminated_first_makes_no_finding(place: Path) -> None
 
 def test_a_task_that_cannot_be_read_ends_both_containers(place: Path) -> None:
     made = TunablePod(place, task='{"plan": 3}')
-    with made.server() as server:
+    with made.pod.server() as server:
         assert made.pod.run() == 3
         assert server.wait(30.0) == 0
     assert made.pod.message["code"] == "bad-task"
@@ -275,7 +235,9 @@ def test_the_task_has_the_recipes_of_the_plan_alone(place: Path) -> None:
     parsed = TunableInputs.model_validate(task["tunable"])
     assert [each.axes for each in parsed.recipes] == [{"elements": 1024}]
     assert made.request.server == IMAGE
-    assert HOST_DIR in made._paths
+    containers = made.objects[1]["spec"]["template"]["spec"]["containers"]
+    (server,) = (each for each in containers if each["name"] == SERVER)
+    assert HOST_DIR in {each["mountPath"] for each in server["volumeMounts"]}
 
 
 def test_a_tunable_that_no_server_reports_is_waited_for(place: Path) -> None:
