@@ -153,6 +153,17 @@ def test_launches_that_do_not_fit_are_left_out(world: PodWorld) -> None:
     assert json.loads(said.text)["recipes"] == []
 
 
+def test_values_of_tensors_never_leave_the_pod(world: PodWorld) -> None:
+    index = {"dtype": "int32", "shape": [1], "stride": [1], "data": "c2VjcmV0"}
+    arguments = [["index_ptr", {"tensor": index}], ["n", {"value": 3}]]
+    tap(world).recipe = {"axes": {"elements": 1024}, "call": {"arguments": arguments}}
+    window(world, 2)
+    world.sidecar.tell()
+    (said,) = world.said(TunablePost)
+    assert "c2VjcmV0" not in said.text
+    assert json.loads(said.text)["recipes"][0]["call"]["arguments"][1] == ["n", {"value": 3}]
+
+
 def test_a_report_that_fits_no_post_hides_nothing_else(world: PodWorld) -> None:
     tap(world).more = {"space": {"configs": ["x" * MAX_DEFINITION_CHARS]}}
     window(world, 2)

@@ -2,7 +2,7 @@
 
 The operator decides on experiments from these posts. A post holds all that an experiment's pod
 needs: the report of the runtime, described launches, and the server's interpreter and variables.
-Values of tensors are in it only where the server's owner allows recorded inputs.
+Values of tensors never leave the pod: a sidecar has none recorded, and posts none.
 """
 
 from __future__ import annotations
@@ -147,7 +147,8 @@ def _text(ctx: Context, name: str, having: Sequence[TunableProcess]) -> str | No
         log.info("%s is posted later: %s", name, error)
         return None
     body = {"report": dict(having[0].raw[name]), "environment": dict(having[0].environment)}
-    kept = sorted(recipes, key=lambda each: len(canonical(each)))
+    described = [_without_values(each) for each in recipes]
+    kept = sorted(described, key=lambda each: len(canonical(each)))
     text = canonical({**body, "recipes": kept})
     while len(text) > MAX_DEFINITION_CHARS and kept:
         kept = kept[:-1]
@@ -156,3 +157,16 @@ def _text(ctx: Context, name: str, having: Sequence[TunableProcess]) -> str | No
         log.warning("%s has a report of %d characters and is not posted", name, len(text))
         return None
     return text
+
+
+def _without_values(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a described launch without recorded values of tensors."""
+    call = dict(recipe.get("call") or {})
+    arguments = call.get("arguments")
+    if not isinstance(arguments, list):
+        return recipe
+    call["arguments"] = [
+        [name, {**spec, "tensor": {**spec["tensor"], "data": None}} if "tensor" in spec else spec]
+        for name, spec in arguments
+    ]
+    return {**recipe, "call": call}
