@@ -164,6 +164,15 @@ def test_values_of_tensors_never_leave_the_pod(world: PodWorld) -> None:
     assert json.loads(said.text)["recipes"][0]["call"]["arguments"][1] == ["n", {"value": 3}]
 
 
+@pytest.mark.parametrize("arguments", [[1], [["a"]], [["a", 3]], [["a", {"tensor": 3}]], 7])
+def test_a_launch_that_is_described_wrongly_is_left_out(world: PodWorld, arguments: Any) -> None:
+    tap(world).recipe = {"axes": {"elements": 1024}, "call": {"arguments": arguments}}
+    window(world, 2)
+    world.sidecar.tell()
+    (said,) = world.said(TunablePost)
+    assert json.loads(said.text)["recipes"] == []
+
+
 def test_a_report_that_fits_no_post_hides_nothing_else(world: PodWorld) -> None:
     tap(world).more = {"space": {"configs": ["x" * MAX_DEFINITION_CHARS]}}
     window(world, 2)

@@ -147,8 +147,10 @@ def _text(ctx: Context, name: str, having: Sequence[TunableProcess]) -> str | No
         log.info("%s is posted later: %s", name, error)
         return None
     body = {"report": dict(having[0].raw[name]), "environment": dict(having[0].environment)}
-    described = [_without_values(each) for each in recipes]
-    kept = sorted(described, key=lambda each: len(canonical(each)))
+    described = map(_without_values, recipes)
+    kept = sorted(
+        (each for each in described if each is not None), key=lambda each: len(canonical(each))
+    )
     text = canonical({**body, "recipes": kept})
     while len(text) > MAX_DEFINITION_CHARS and kept:
         kept = kept[:-1]
@@ -159,14 +161,18 @@ def _text(ctx: Context, name: str, having: Sequence[TunableProcess]) -> str | No
     return text
 
 
-def _without_values(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a described launch without recorded values of tensors."""
-    call = dict(recipe.get("call") or {})
-    arguments = call.get("arguments")
-    if not isinstance(arguments, list):
-        return recipe
-    call["arguments"] = [
-        [name, {**spec, "tensor": {**spec["tensor"], "data": None}} if "tensor" in spec else spec]
-        for name, spec in arguments
-    ]
+def _without_values(recipe: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return a described launch without recorded values; None if it is not one."""
+    try:
+        call = dict(recipe.get("call") or {})
+        if "arguments" in call:
+            call["arguments"] = [[name, _plain(spec)] for name, spec in call["arguments"]]
+    except (AttributeError, TypeError, ValueError) as error:  # a server's own text
+        log.warning("a described launch is left out: %r", error)
+        return None
     return {**recipe, "call": call}
+
+
+def _plain(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    tensor = spec.get("tensor")
+    return spec if tensor is None else {**spec, "tensor": {**tensor, "data": None}}
