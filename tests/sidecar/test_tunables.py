@@ -114,7 +114,7 @@ def test_a_post_has_what_the_window_brought_and_what_an_experiment_needs(world: 
     needs = json.loads(said.text)
     assert needs["report"]["id"] == NAME
     assert needs["environment"] == {"executable": "/usr/bin/python3"}
-    assert needs["recipes"] == [tap(world).recipe]
+    assert needs["recipes"] == [{**tap(world).recipe, "call": {}}]
 
 
 def test_nothing_is_posted_before_a_window_is_full_and_nothing_twice(world: PodWorld) -> None:
