@@ -195,8 +195,8 @@ def _at_edges(
     for number, edge in enumerate(edges):
         if time.monotonic() < deadline_s:
             reason = bench.at_edge(edge.recipe, result.best, seed=101 + number)
-            if reason is not None:
-                found[edge.end] = reason
+            if reason is not None:  # processes of a server have ends of their own: one is enough
+                found[edge.end] = found.get(edge.end) or reason
     return _with(result, edges=found)
 
 
@@ -297,6 +297,9 @@ class _Bench:
             checked(self._child, beside._case, config, seed=seed)
             pairs = beside._pairs(config, count=_CONFIRM, seed=seed)
         except CandidateError as failure:
+            if failure.reason in _ENDED:
+                with contextlib.suppress(CandidateError):  # the next request meets it again
+                    self._child.restart()
             return failure.reason
         finally:
             beside.close()
@@ -309,6 +312,8 @@ class _Bench:
             error = checked(self._child, self._case, best.config, seed=seed)
             pairs = self._pairs(best.config, count=_CONFIRM, seed=seed)
         except CandidateError as failure:
+            if failure.reason in _ENDED:
+                self._replace()
             return _with(result, reason=failure.reason)
         logs = [math.log(a / b) for a, b in pairs]
         middle = statistics.median(logs)

@@ -24,7 +24,14 @@ from retuned.runtime.shadow.input_copies import InputCopier
 from retuned.runtime.shadow.pending_checks import NO_ROOM, TOO_LARGE, Checks
 from retuned.runtime.tunables import checks as table_checks
 from retuned.runtime.tunables.autotune import _Call, _sides
-from retuned.runtime.tunables.checks import ALIASED, UNKNOWN, Sides, TableChecks
+from retuned.runtime.tunables.checks import (
+    ALIASED,
+    STRIDED,
+    UNKNOWN,
+    Sides,
+    TableChecks,
+    _is_dense,
+)
 from retuned.runtime.tunables.records import canonical
 from retuned.runtime.tunables.service import Tunables
 
@@ -223,6 +230,44 @@ def test_what_may_lead_to_the_servers_memory_is_not_run_twice(tunables: Tunables
     assert (sides.unfit, sides.outputs) == (UNKNOWN, {})
 
 
+def test_an_output_with_gaps_is_not_checked(tunables: Tunables) -> None:
+    """Its copy would have none, and the launch has the strides as numbers."""
+    kernel = tuner()
+    assert doubles(kernel)
+    swap(tunables, RIGHT)
+    whole = torch.full((8, 20), -1.0)
+    launch(kernel, torch.ones(40), whole[:, :5])
+    assert table(tunables)["checks"]["dropped"] == {STRIDED: 1}
+
+
+@pytest.mark.parametrize(
+    ("tensor", "dense"),
+    [
+        (torch.zeros(4, 8), True),
+        (torch.zeros(4, 8).t(), True),
+        (torch.zeros(3, 1, 5).permute(2, 1, 0), True),
+        (torch.zeros(0, 8), True),
+        (torch.zeros(4, 8)[:, :4], False),
+        (torch.zeros(1, 8).expand(4, 8), False),
+        (torch.zeros(16)[::2], False),
+    ],
+)
+def test_dense_tensors_are_those_that_a_copy_is_alike(tensor: torch.Tensor, *, dense: bool) -> None:
+    assert _is_dense(tensor) is dense
+    if dense and tensor.numel():
+        assert tensor.clone().stride() == tensor.stride()
+
+
+def test_a_rule_that_failed_stays_out_after_housekeeping(tunables: Tunables) -> None:
+    kernel = tuner()
+    assert doubles(kernel)
+    swap(tunables, RAISES)
+    for _ in range(4):
+        assert doubles(kernel)
+        tunables.housekeeping()
+    assert tunables.registry.failures == 1
+
+
 def test_a_check_never_lets_an_autotuner_choose(tunables: Tunables) -> None:
     kernel = tuner()
     assert doubles(kernel)
@@ -272,9 +317,10 @@ def test_a_check_without_memory_serves_the_servers_choice_and_not_forever(
     full = InputCopier(1 << 20)
     assert full.take(1 << 20)
     monkeypatch.setattr(tunable.checks, "_keeper", full)
-    assert all(doubles(kernel) for _ in range(4))
+    assert all(doubles(kernel, 40 + n) for n in range(4))  # of one class
     assert table(tunables)["checks"]["dropped"] == {NO_ROOM: 4}
     assert table(tunables)["checks"]["checks"] == 0
+    assert tunable.checks._unserved == {(6, 2): 4}
 
 
 def test_outputs_beyond_the_budget_are_never_checked(

@@ -16,7 +16,13 @@ from tests.expect import raises_code
 from retuned.runtime.artifacts.trust import Trust
 from retuned.runtime.core.epochs import Fence
 from retuned.runtime.schema import Refused
-from retuned.runtime.tunables.records import Capture, bucket, canonical, parse_table
+from retuned.runtime.tunables.records import (
+    Capture,
+    bucket,
+    canonical,
+    digest_of_text,
+    parse_table,
+)
 from retuned.runtime.tunables.service import Tunables
 from retuned.runtime.tunables.state import MAX_CLASSES, Tunable, spec_of
 
@@ -121,6 +127,8 @@ class Graphs:
 
     def __init__(self) -> None:
         self.busy = False
+        self.held: dict[int, str] = {}
+        """By size: the tables that the graph in force was captured with."""
         self.kept: set[tuple[str, int]] = set()
         self.log: list[tuple[str, tuple[int, ...]]] = []
 
@@ -128,18 +136,23 @@ class Graphs:
         return "on"
 
     def again(self, captures: Sequence[Capture], *, tables: str) -> list[int]:
-        return [each.size for each in captures if (tables, each.size) in self.kept]
+        done = [each.size for each in captures if (tables, each.size) in self.kept]
+        self.held |= dict.fromkeys(done, tables)
+        return done
 
     def capture(self, _: object, captures: Sequence[Capture], *, tables: str) -> list[int]:
         if self.busy:
             raise Refused("server-busy", detail="requests are under way")
         sizes = [each.size for each in captures]
         self.kept |= {(tables, size) for size in sizes}
+        self.held |= dict.fromkeys(sizes, tables)
         self.log.append(("capture", tuple(sizes)))
         return sizes
 
     def restore(self, _: object, sizes: Sequence[int]) -> list[int]:
         self.log.append(("restore", tuple(sizes)))
+        for size in sizes:
+            self.held.pop(size, None)
         return list(sizes)
 
     def forget(self) -> None:
@@ -190,6 +203,16 @@ class World:
         request = self.order(was["change"], kind="rollback", undoes=was["id"], artifact="")
         return self.service.rollback(request)
 
+    def both(self) -> str:
+        """Name all tables in force, as kept sets are named."""
+        return self.alone(*self.ids)
+
+    def alone(self, *names: str) -> str:
+        """Name the tables of some tunables."""
+        tables = {name: self.service.registry.find(name) for name in names}
+        found = {n: t.table.digest for n, t in tables.items() if t is not None and t.table}
+        return digest_of_text(canonical(found))
+
     def report(self, name: str) -> dict[str, Any]:
         return next(t for t in self.service.state({})["tunables"] if t["id"] == name)
 
@@ -207,7 +230,7 @@ def test_named_sizes_are_captured_with_the_table_and_put_back(world: World) -> N
     assert (result["captured"], result["reach"]) == ([16, 8], "all")
     assert world.back(result)["reach"] == "all"
     assert world.report(name)["table"] is None
-    assert world.graphs.log == [("capture", (16,)), ("capture", (8,)), ("restore", (16, 8))]
+    assert world.graphs.log == [("capture", (16,)), ("capture", (8,)), ("restore", (8, 16))]
 
 
 def test_a_table_that_names_no_size_does_not_reach_graphs(world: World) -> None:
@@ -288,14 +311,37 @@ def test_a_kept_set_needs_no_second_capture(world: World) -> None:
     assert world.swap(text)["captured"] == [16]
 
 
-def test_a_rollback_of_one_table_recaptures_what_another_shares(world: World) -> None:
+def test_a_rollback_of_one_table_brings_back_the_graphs_of_another(world: World) -> None:
     first, second = world.ids
     world.swap(table(first, captures=[16]))
     swapped = world.swap(table(second, captures=[16]))
+    assert world.graphs.held == {16: world.both()}
     world.back(swapped)
-    assert world.report(first)["table"]["captured"] == []
-    world.service.housekeeping()
     assert world.report(first)["table"]["captured"] == [16]
+    assert world.graphs.held == {16: world.alone(first)}
+
+
+@pytest.mark.parametrize("end", ["trips", "bypass", "rollback"])
+def test_a_table_that_no_longer_acts_is_in_no_graph_of_another(world: World, end: str) -> None:
+    """The graph of a size that only the second names holds the first's choice too."""
+    first, second = world.ids
+    swapped = world.swap(table(first))
+    world.swap(table(second, captures=[32]))
+    assert world.graphs.held == {32: world.both()}
+    if end == "trips":
+        ended = world.service.registry.find(first)
+        assert ended is not None
+        ended.tripped = "shadow-mismatch"
+        world.service.housekeeping()
+    elif end == "bypass":
+        world.service.bypass({"definition": first, "on": True})
+    else:
+        world.back(swapped)
+    world.service.housekeeping()  # captures again, at an idle moment
+    assert world.graphs.held == {32: world.alone(second)}
+    if end == "bypass":
+        world.service.bypass({"definition": first, "on": False})
+        assert world.graphs.held == {32: world.both()}
 
 
 def test_leaving_restores_graphs_and_frees_the_second_sets(world: World) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from retuned.runtime.schema import Refused
 from retuned.runtime.tunables.graphs import GraphSets
-from retuned.runtime.tunables.records import Capture, Table, canonical, digest_of_text
+from retuned.runtime.tunables.records import Capture, canonical, digest_of_text
 from retuned.runtime.tunables.state import Registry, Tunable
 from retuned.runtime.tunables.steps import Steps
 
@@ -36,6 +36,8 @@ class Captures:
     def __init__(self, registry: Registry, steps: Steps) -> None:
         self._registry, self._steps = registry, steps
         self.graphs = GraphSets(registry)
+        self._held = ""
+        """Name of the tables that captured graphs hold."""
 
     def way(self) -> str:
         """Return ``on`` or the reason code why graphs cannot be captured again."""
@@ -50,11 +52,34 @@ class Captures:
             kept = [size for size in each.captured_sizes if size not in sizes]
             each.captured_sizes = tuple(kept)
 
-    def again(self, table: Table | None) -> tuple[int, ...]:
-        """Exchange sets that were captured before with the tables in force; return their sizes."""
-        if table is None:
-            return ()
-        return tuple(self.graphs.again(table.captures, tables=self._in_force()))
+    def exchange(self, worker: Any, change: Callable[[], None] = lambda: None) -> None:  # noqa: ANN401
+        """Change which tables act, and put the graphs in force that were captured with those.
+
+        A captured graph holds the choices of all tables at its size. So the server's own graphs
+        come back first, then the second sets of the tables that act now; sizes without one are
+        captured at an idle moment. Runs at a safe point.
+        """
+        sizes = {size for each in self._registry for size in each.captured_sizes}
+        self.restore(worker, sorted(sizes))
+        change()
+        self._held = self._in_force()
+        if worker is None:
+            return
+        for each in self._registry:
+            table = each.acting
+            if table is not None:
+                again = self.graphs.again(table.captures, tables=self._held)
+                each.captured_sizes = tuple(again)
+
+    def align(self) -> None:
+        """Exchange graphs that hold a table which has ended; the daemon may be absent."""
+        captured = any(each.captured_sizes for each in self._registry)
+        if not captured or self._held == self._in_force():
+            return
+        try:
+            self._steps.at_safe_point(self.exchange)
+        except Refused as error:
+            log.info("graphs are exchanged later: %s", error)
 
     def _in_force(self) -> str:
         """Name all tables in force: a captured graph holds the choices of all."""
@@ -103,23 +128,15 @@ class Captures:
     def _capturing(self, wanted: Capture) -> Callable[[Any], list[int]]:
         def capture(worker: Any) -> list[int]:  # noqa: ANN401 - the server's
             try:
-                return self.graphs.capture(worker, [wanted], tables=self._in_force())
+                done = self.graphs.capture(worker, [wanted], tables=self._in_force())
+                self._held = self._in_force()
+                return done
             except Refused:
                 raise
             except Exception as error:  # such as no memory: the old graphs stay in force
                 raise Refused("capture-failed", detail=repr(error)[:300]) from error
 
         return capture
-
-    def restore_tripped(self, tunable: Tunable) -> None:
-        """Bring back graphs of a table that has ended; the daemon may be absent."""
-        sizes = tunable.captured_sizes
-        if not tunable.tripped or not sizes:
-            return
-        try:
-            self._steps.at_safe_point(lambda worker: self.restore(worker, sizes))
-        except Refused as error:
-            log.info("graphs of %s are restored later: %s", tunable.id, error)
 
     def bypass(self, tunable: Tunable, *, on: bool) -> float:
         """Let a tunable run the server's choice for a while, or its table again.
@@ -133,13 +150,10 @@ class Captures:
             ``no-safe-point``.
         """
 
-        def switch(worker: Any) -> None:  # noqa: ANN401 - the server's
-            self.restore(worker, tunable.captured_sizes)
+        def switch() -> None:
             tunable.bypassed = on
-            if not on and worker is not None:
-                tunable.captured_sizes = self.again(tunable.table)
 
-        return self._steps.at_safe_point(switch)[1]
+        return self._steps.at_safe_point(lambda worker: self.exchange(worker, switch))[1]
 
     def reach(self, tunable: Tunable) -> str:
         """Return whether graphs still launch what was in force before where rules apply."""

@@ -62,6 +62,8 @@ Configurations add in another order. In half precision two correct ones differ b
 (measured on an H200). A table ends at four times what is allowed."""
 ALIASED = "outputs-aliased"
 """Reason code: an output shares memory with another tensor of the launch."""
+STRIDED = "outputs-strided"
+"""Reason code: an output has gaps, and a copy of it none; the launch has its strides as numbers."""
 UNKNOWN = "outputs-unknown"
 """Reason code: which tensors a launch of this family writes is not known."""
 _LEAST_TIMED_NS = 100_000
@@ -214,6 +216,8 @@ class TableChecks(CheckQueue):
             return UNKNOWN
         if len(outputs) > MAX_OUTPUTS:
             return UNKNOWN
+        if not all(map(_is_dense, outputs)):
+            return STRIDED
         among = any(_overlap(one, other) for one, other in combinations(outputs, 2))
         beside = any(_overlap(one, other) for one in outputs for other in sides.others)
         return ALIASED if among or beside else ""
@@ -250,7 +254,8 @@ class TableChecks(CheckQueue):
     def _without_room(self, at: CheckSite, config: Config, sides: Sides) -> Any:  # noqa: ANN401
         """Serve the server's choice until there is memory; not forever."""
         size = bytes_of(tuple(sides.outputs.values()))
-        tries = self._unserved[at.key] = self._unserved.get(at.key, 0) + 1
+        place = bucket(at.key)
+        tries = self._unserved[place] = self._unserved.get(place, 0) + 1
         if size > self._keeper.budget_bytes or tries > _NO_ROOM_TRIES:
             reason = TOO_LARGE if size > self._keeper.budget_bytes else NO_ROOM
             return self._unchecked(at, config, sides, reason=reason)
@@ -340,6 +345,17 @@ class TableChecks(CheckQueue):
 def tensors_of(values: Iterable[Any]) -> tuple[Tensor, ...]:
     """Return the tensors among arguments of a launch."""
     return tuple(each for each in values if hasattr(each, "data_ptr"))
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether elements fill the tensor's memory without gaps and overlaps: a copy is alike then."""
+    step = 1
+    dims = zip(tensor.stride(), tensor.shape, strict=True)
+    for stride, length in sorted(each for each in dims if each[1] > 1):
+        if stride != step:
+            return False
+        step *= length
+    return True
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:

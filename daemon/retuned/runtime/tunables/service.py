@@ -428,16 +428,12 @@ class Tunables:
     def _exchange(self, tunable: Tunable, order: TableOrder, table: Table | None) -> dict[str, Any]:
         ledger = self._ledgers.setdefault(tunable.id, Ledger())
         ledger.check(order.epoch)
-        sizes = tunable.captured_sizes
-
         unseen = [] if table is None else [r for r in table.rules if tunable.rule_fits(r)]
 
-        def exchange(worker: Any) -> None:  # noqa: ANN401 - the server's
-            self.captures.restore(worker, sizes)
+        def put() -> None:
             tunable.put(table, cold=unseen, rates=order.rates)
-            tunable.captured_sizes = self.captures.again(table)
 
-        _, held_us = self.steps.at_safe_point(exchange)
+        _, held_us = self.steps.at_safe_point(lambda worker: self.captures.exchange(worker, put))
         if table is not None:
             self._tables[table.digest] = table
             while len(self._tables) > MAX_HISTORY:
@@ -464,8 +460,8 @@ class Tunables:
 
     def housekeeping(self) -> None:
         """Capture at an idle moment what a table asks for and graphs do not have yet."""
+        self.captures.align()
         for tunable in self.registry:
-            self.captures.restore_tripped(tunable)
             self._warm_later(tunable)
             if self.steps.idle() and self.captures.missing(tunable):
                 self.captures.capture(tunable)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from retuned.runtime.core.orders import CheckRates
+from retuned.runtime.schema import Refused
+from retuned.runtime.shadow.device import quiet
 from retuned.runtime.tunables.checks import TableChecks
 from retuned.runtime.tunables.records import Axes, Config, Rule, Table, bucket, tunable_id
 
@@ -74,7 +76,19 @@ class SizeClass:
         self.detail = ""
 
     def settle(self) -> None:
-        """Add the times of launches that have ended."""
+        """Add the times of launches that have ended.
+
+        While a graph is captured nothing is asked of the device: a query would end the capture.
+        """
+        if not self.pending:
+            return
+        try:
+            with quiet():
+                self._settle()
+        except Refused:
+            return  # they wait
+
+    def _settle(self) -> None:
         waiting = []
         for first, last in self.pending:
             if last.query():
@@ -142,6 +156,9 @@ class Tunable:
         """Whether the server's choice runs for a while although a table is in force."""
         self.cold: tuple[Rule, ...] = ()
         """Rules that are not compiled yet: their sizes keep the server's choice."""
+        self.failed: tuple[Config, ...] = ()
+        """Configurations of the table that failed in a launch: their sizes keep it until another
+        table comes."""
         self.uncaptured: dict[int, int] = {}
         """Batch sizes whose graph could not be captured again, and how often it was tried."""
         self.refused = ""
@@ -174,6 +191,8 @@ class Tunable:
         config = table.choose(axes) if table is not None else None
         if config is not None and any(rule.config is config for rule in self.cold):
             config = None
+        if config is not None and any(config is each for each in self.failed):
+            config = None
         if config is not None:
             sized.matched += 1
             sized.config, sized.how = config, "table"
@@ -198,7 +217,7 @@ class Tunable:
         rates
             How its launches are checked; None checks none.
         """
-        self.cold, self.uncaptured = tuple(cold), {}
+        self.cold, self.uncaptured, self.failed = tuple(cold), {}, ()
         self.tripped, self.bypassed = "", False
         self.checks = None if table is None or rates is None else self._checks_of(table, rates)
         self.table = table
@@ -215,8 +234,7 @@ class Tunable:
 
     def leave_out(self, config: Config) -> None:
         """Let the sizes of a configuration that failed run the server's choice."""
-        rules = self.table.rules if self.table is not None else ()
-        self.cold = (*self.cold, *(rule for rule in rules if rule.config is config))
+        self.failed = (*self.failed, config)
 
     def forget_values(self) -> None:
         """Drop descriptions that hold values of integer tensors."""
