@@ -225,9 +225,10 @@ def test_what_may_lead_to_the_servers_memory_is_not_run_twice(tunables: Tunables
     assert torch.equal(out.as_subclass(torch.Tensor), 2 * x)
     assert table(tunables)["checks"]["dropped"] == {UNKNOWN: 1}
     call = _Call(tunable, tunable.sized({"elements": 40, "programs": 3}), {}, {}, KEY, False)
-    described = {"out_ptr": Described(out), "x_ptr": x}
-    sides = _sides(kernel, call, (), described, lambda _config, _outputs: None)
-    assert (sides.unfit, sides.outputs) == (UNKNOWN, {})
+    for hidden in (Described(out), (out,), torch.zeros(4, dtype=torch.int64)):
+        given = {"out_ptr": torch.ones(40), "x_ptr": hidden}
+        sides = _sides(kernel, call, (), given, lambda _config, _outputs: None)
+        assert (sides.unfit, sides.outputs) == (UNKNOWN, {})
 
 
 def test_an_output_with_gaps_is_not_checked(tunables: Tunables) -> None:

@@ -41,6 +41,11 @@ def kernel(body: str) -> str:
         ("tl.store(out_ptr, tl.load(x_ptr).to(y_ptr.dtype.element_ty))", {"out_ptr"}),
         ("while n > 0:\n    q = p\n    p = x_ptr\n    tl.store(q, 0)", {"x_ptr"}),
         ("libdevice.tanh(tl.load(x_ptr))", set()),
+        ("epilogue.fn(out_ptr)", {"out_ptr"}),
+        ("ops[0](out_ptr)", {"out_ptr"}),
+        ("x_ptr.apply(out_ptr)", {"x_ptr", "out_ptr"}),
+        ("tl.map_elementwise(put, out_ptr + n)", {"out_ptr"}),
+        ("y = tl.load(x_ptr).to(tl.float32).sum()\ntl.store(out_ptr, y)", {"out_ptr"}),
         ("tl.inline_asm_elementwise('st', 'r', [x_ptr], tl.int32, True, 1)", {"x_ptr"}),
     ],
 )
@@ -60,6 +65,9 @@ def test_what_a_kernel_writes_is_found_through_its_values(body: str, written: se
         "def kernel(*pointers):\n    tl.store(pointers[0], 1)",
         kernel("p = tl.load(index_ptr).to(tl.pointer_type(tl.float32))\ntl.store(p, 1)"),
         kernel("tl.store(tl.cast(n, tl.int64, bitcast=True), 1)"),
+        kernel("p = tl.load(index_ptr).to(x_ptr.dtype)\ntl.store(p, 1)"),
+        kernel("p = tl.load(index_ptr).to(x_ptr.dtype)\np.store([0], 1)"),
+        kernel("tl.atomic_add(pointers[0], 1)"),
     ],
 )
 def test_what_cannot_be_followed_is_unknown(source: str) -> None:

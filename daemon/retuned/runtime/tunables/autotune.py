@@ -243,7 +243,8 @@ def _sides(
         return Sides({}, (), run, unfit="incumbent-unknown")
     named = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
     tensors = {n: v for n, v in named.items() if hasattr(v, "data_ptr")}
-    if any(_hides_tensor(named.get(n)) for n in written - tensors.keys()):
+    own = {n: v for n, v in named.items() if n in tuner.arg_names and n not in tensors}
+    if any(map(_hides_tensor, own.values())) or any(map(_may_hold_addresses, tensors.values())):
         return Sides({}, (), run, unfit=UNKNOWN)
     outputs = {n: v for n, v in tensors.items() if n in written}
     return Sides(outputs, tuple(v for n, v in tensors.items() if n not in written), run)
@@ -253,6 +254,11 @@ def _hides_tensor(value: object) -> bool:
     """Whether an argument that is no tensor may lead to one, as a tensor descriptor does."""
     plain = value is None or isinstance(value, (bool, int, float, str))
     return not plain and type(value).__name__ not in ("dtype", "constexpr")
+
+
+def _may_hold_addresses(tensor: Any) -> bool:  # noqa: ANN401 - as Triton's
+    """Whether elements are as wide as an address, which a kernel may write to."""
+    return str(getattr(tensor, "dtype", "")).endswith("int64")
 
 
 def _programs(tuner: Any, named: Mapping[str, Any]) -> int:  # noqa: ANN401

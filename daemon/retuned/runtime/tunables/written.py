@@ -13,8 +13,17 @@ from collections.abc import Iterator
 
 _LOADS = frozenset({"load", "_experimental_descriptor_load"})
 """Functions of the language that read through a pointer; their result is no pointer."""
-_WRITES = ("store", "atomic", "inline_asm", "extern", "call", "copy", "scatter")
-"""Begins and parts of names of functions that may write through a pointer."""
+_WRITES = ("store", "atomic", "inline_asm", "extern", "call", "copy", "scatter", "map_")
+"""Parts of names of functions that may write through a pointer, or call one that does."""
+_METHODS = frozenset(
+    # Shapes and types.
+    ["to", "cast", "load", "reshape", "view", "permute", "trans", "expand_dims", "broadcast_to"]
+    + ["split", "join", "item", "ravel"]
+    # Reductions and functions of each element.
+    + ["sum", "max", "min", "argmax", "argmin", "abs", "exp", "exp2", "log", "log2", "sqrt"]
+    + ["rsqrt", "sin", "cos", "sigmoid", "softmax", "cdiv"]
+)
+"""Methods of the language's values that write nothing."""
 _LANGUAGE = frozenset({"tl", "language", "triton", "tlx", "libdevice", "math"})
 _SIZES = frozenset({"range", "min", "max", "abs", "len", "int", "float", "bool", "print"})
 """Builtins that write nothing."""
@@ -51,7 +60,7 @@ def written_by(source: str) -> frozenset[str] | None:
     flow.know(function.body)
     for _ in range(_MOST_PASSES):
         if not flow.passed(function.body):
-            return frozenset(flow.written)
+            return None if flow.stores_elsewhere() else frozenset(flow.written)
     return None
 
 
@@ -70,6 +79,12 @@ class _Flow:
     def __init__(self, parameters: frozenset[str]) -> None:
         self._leads: dict[str, set[str]] = {name: {name} for name in parameters}
         self.written: set[str] = set()
+        self.stores: list[ast.expr | None] = []
+        """Where stores and atomics write, in the last pass."""
+
+    def stores_elsewhere(self) -> bool:
+        """Whether a store writes to a place that leads to no parameter, as an address in memory."""
+        return any(not self._of(place) for place in self.stores)
 
     def know(self, body: list[ast.stmt]) -> None:
         """Note which names are values of the kernel, before any use is looked at."""
@@ -81,6 +96,7 @@ class _Flow:
     def passed(self, body: list[ast.stmt]) -> bool:
         """Go over the statements once; return whether something new was found."""
         before = sum(map(len, self._leads.values())) + len(self.written)
+        self.stores = []
         for statement in body:
             for node in ast.walk(statement):
                 self._visit(node)
@@ -127,6 +143,12 @@ class _Flow:
             return
         for each in self._arguments(node):
             self.written |= self._of(each)
+        name = _last(node.func)
+        if any(word in name for word in ("store", "atomic")):
+            place = node.args[0] if node.args else None
+            if isinstance(node.func, ast.Attribute) and _root(node.func) not in _LANGUAGE:
+                place = node.func.value  # a descriptor's method
+            self.stores.append(place)
         if isinstance(node.func, ast.Attribute):  # a method, such as a descriptor's `store`
             self.written |= self._of(node.func.value)
 
@@ -136,9 +158,9 @@ class _Flow:
             return False
         if isinstance(node.func, ast.Name):
             return name in _SIZES
-        root = _root(node.func)
-        # a method of a value: of the language's tensors none writes but those named above
-        return root in _LANGUAGE or root in self._leads
+        return isinstance(node.func, ast.Attribute) and (
+            _root(node.func) in _LANGUAGE or name in _METHODS
+        )
 
     def _of(self, node: ast.AST | None) -> set[str]:
         """Return the parameters that a value leads to."""
