@@ -151,6 +151,27 @@ def test_launches_that_do_not_fit_are_left_out(world: PodWorld) -> None:
     world.sidecar.tell()
     (said,) = world.said(TunablePost)
     assert json.loads(said.text)["recipes"] == []
+    assert [each.ready for each in said.used] == [False]
+
+
+def test_processes_describe_a_size_class_once(world: PodWorld) -> None:
+    tap(world).processes_ = 3
+    tap(world).recipe = {"axes": {"elements": 1024}, "data": "x" * (MAX_DEFINITION_CHARS // 2)}
+    window(world, 2)
+    world.sidecar.tell()
+    (said,) = world.said(TunablePost)
+    assert len(json.loads(said.text)["recipes"]) == 1
+    assert [each.ready for each in said.used] == [True]
+
+
+@pytest.mark.parametrize("recipe", [{"axes": 3}, {"axes": {"elements": "x"}}, {}])
+def test_a_launch_without_sizes_is_left_out(world: PodWorld, recipe: dict[str, Any]) -> None:
+    tap(world).recipe = recipe
+    window(world, 2)
+    world.sidecar.tell()
+    (said,) = world.said(TunablePost)
+    assert json.loads(said.text)["recipes"] == []
+    assert [each.ready for each in said.used] == [False]
 
 
 def test_values_of_tensors_never_leave_the_pod(world: PodWorld) -> None:

@@ -8,7 +8,7 @@ Values of tensors never leave the pod: a sidecar has none recorded, and posts no
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from retuned.api.agent import MAX_DEFINITION_CHARS, TunableClass, TunablePost
 from retuned.errors import Refused, RetunedError
+from retuned.experiment.tunable_task import class_of
 from retuned.runtime.tunables.records import canonical
 from retuned.runtime_client.tunable_use import used_classes
 from retuned.runtime_client.tunables import TunableProcess, TunableReport
@@ -98,9 +99,14 @@ def _post(ctx: Context, name: str, processes: Sequence[TunableProcess]) -> Tunab
     reports = [each.tunables[name] for each in having]
     first, memory = reports[0], ctx.standing.tunables
     pairs = [(old, each) for each in having if (old := memory.before(each.name))]
-    text = _text(ctx, name, having)
-    if text is None:
+    described = _described(ctx, name, having)
+    if described is None:
         return None
+    text, classes = described
+    used = [
+        each.model_copy(update={"ready": each.ready and class_of(each.axes) in classes})
+        for each in _used(ctx, name, having)
+    ]
     facts = {repr(replace(each.facts, process="")) for each in having}
     try:
         return TunablePost(
@@ -118,7 +124,7 @@ def _post(ctx: Context, name: str, processes: Sequence[TunableProcess]) -> Tunab
             differs=len({each.source for each in reports}) > 1 or len(facts) > 1,
             observed_s=memory.span_s,
             busy_us=1e6 * sum(max(0.0, new.steps.busy_s - old.steps.busy_s) for old, new in pairs),
-            used=tuple(_used(ctx, name, having)),
+            used=tuple(used),
             text=text,
         )
     except ValidationError as error:  # a server's own text in a field
@@ -136,38 +142,44 @@ def _frozen(report: TunableReport) -> str:
     return texts.pop() if len(texts) == 1 else ""
 
 
-def _text(ctx: Context, name: str, having: Sequence[TunableProcess]) -> str | None:
-    """Return what an experiment needs; launches that do not fit are left out, largest first."""
+def _described(
+    ctx: Context, name: str, having: Sequence[TunableProcess]
+) -> tuple[str, Set[str]] | None:
+    """Return what an experiment needs, and the size classes that it can repeat a launch of.
+
+    Each size class and each end of one has one launch, whatever the number of processes. Launches
+    that do not fit are left out, largest first.
+    """
     assert ctx.tunables is not None, "asked before"
-    recipes: list[Mapping[str, Any]] = []
+    recipes: dict[tuple[str, str], Mapping[str, Any]] = {}
     try:
         for each in having:
-            recipes += ctx.tunables.recipes(each, name)
+            for recipe in filter(None, map(_without_values, ctx.tunables.recipes(each, name))):
+                key = class_of(recipe["axes"]), str(recipe.get("edge", ""))
+                recipes.setdefault(key, recipe)
     except RetunedError as error:
         log.info("%s is posted later: %s", name, error)
         return None
     body = {"report": dict(having[0].raw[name]), "environment": dict(having[0].environment)}
-    described = map(_without_values, recipes)
-    kept = sorted(
-        (each for each in described if each is not None), key=lambda each: len(canonical(each))
-    )
-    text = canonical({**body, "recipes": kept})
+    kept = sorted(recipes, key=lambda key: (len(canonical(recipes[key])), key))
+    text = canonical({**body, "recipes": [recipes[key] for key in kept]})
     while len(text) > MAX_DEFINITION_CHARS and kept:
-        kept = kept[:-1]
-        text = canonical({**body, "recipes": kept})
+        kept.pop()
+        text = canonical({**body, "recipes": [recipes[key] for key in kept]})
     if len(text) > MAX_DEFINITION_CHARS:
         log.warning("%s has a report of %d characters and is not posted", name, len(text))
         return None
-    return text
+    return text, {size for size, edge in kept if not edge}
 
 
 def _without_values(recipe: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return a described launch without recorded values; None if it is not one."""
     try:
+        class_of(recipe["axes"])
         call = dict(recipe.get("call") or {})
         if "arguments" in call:
             call["arguments"] = [[name, _plain(spec)] for name, spec in call["arguments"]]
-    except (AttributeError, TypeError, ValueError) as error:  # a server's own text
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # a server's own text
         log.warning("a described launch is left out: %r", error)
         return None
     return {**recipe, "call": call}

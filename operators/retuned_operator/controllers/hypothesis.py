@@ -114,12 +114,13 @@ class HypothesisController:
                 incumbent=None if launched is None else launched.incumbent.digest,
                 environment=target.status.environment,
             )
-            answer = tunables.believed(facts, now=now)
-            if isinstance(answer, Untried):
-                untried[name] = answer
-            elif not self._ask(target, answer, policies, why=Drift(sentence=answer.because[:2048])):
-                detail = "no policy of the target allows an experiment on it"
-                untried[name] = Untried(reason=NotTried.NO_POLICY, detail=detail)
+            belief = tunables.believed(facts, now=now)
+            if isinstance(belief, Untried):
+                untried[name] = belief
+                continue
+            refused = self._ask(target, belief, policies, why=Drift(sentence=belief.because[:2048]))
+            if refused is not None:
+                untried[name] = refused
         world.tunables.tell(target.full_name, untried)
 
     def _ask(
@@ -129,18 +130,26 @@ class HypothesisController:
         policies: tuple[PolicyFact, ...],
         *,
         why: Drift,
-    ) -> bool:
-        """Ask for an experiment; False where nothing allows one, or what runs is not known."""
+    ) -> Untried | None:
+        """Ask for an experiment; return why none was asked for, None where one was."""
         chosen = allowing(policies, belief.definition, target)
-        planned = None if chosen is None else planned_for(self._world, target, belief, chosen)
-        if chosen is None or planned is None:
-            return False
+        if chosen is None:
+            detail = "no policy of the target allows an experiment on it"
+            return Untried(reason=NotTried.NO_POLICY, detail=detail)
+        planned = planned_for(self._world, target, belief, chosen)
+        if planned is None:
+            return Untried(reason=NotTried.NO_TRAFFIC, detail="what runs is not known yet")
+        body = asked_for(planned, target, chosen, why)
+        name, namespace = body["metadata"]["name"], target.metadata.namespace
+        if self._world.caches.get(EXPERIMENTS, f"{namespace}/{name}") is not None:
+            detail = f"the same experiment is there: {name}; delete it to repeat it"
+            return Untried(reason=NotTried.ALL_TRIED, detail=detail)
         self._world.ledger.believe(belief)
         about = {"experiment": planned.id, "kernel": belief.definition}
         with self._acting.spans.span("experiment", about=about):
-            self._acting.make(EXPERIMENTS, asked_for(planned, target, chosen, why))
+            self._acting.make(EXPERIMENTS, body)
         self._telemetry.count("retuned_hypotheses_total")
-        return True
+        return None
 
     def _answer(self, target: TuningTarget, drifted: OpenDrift) -> bool:
         """Believe, plan and ask for experiments; False while something is not known."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from retuned.api.agent import TunablePost
@@ -197,6 +197,10 @@ class LaunchedTunable:
         return variant_of(self.definition, [], author="server", source=self.source, **chosen)
 
 
+POST_FRESH = timedelta(minutes=15)
+"""Older posts do not count: their pod no longer answers, or its traffic is another one."""
+
+
 @dataclass(frozen=True, slots=True)
 class PodPost:
     """What one pod posted about one tunable, without what an experiment needs."""
@@ -206,10 +210,6 @@ class PodPost:
     at: datetime
     """By the operator's clock."""
     post: TunablePost
-    asked: tuple[LaunchedSizes, ...] = ()
-    """Size classes that were launched since its processes began."""
-    ways: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """``on`` or a reason code, by way of change."""
 
 
 class Tunables(Protocol):

@@ -23,11 +23,9 @@ from retuned.stages.hypothesis import (
     believe_in_table,
     together,
 )
-from retuned_operator.controllers.ports import PodPost
+from retuned_operator.controllers.ports import POST_FRESH, PodPost
 from retuned_operator.schema import ExperimentPhase
 
-FRESH = timedelta(minutes=15)
-"""Older posts do not count: their pod no longer answers, or its traffic is another one."""
 _FIRST_WAIT, _LONGEST_WAIT = timedelta(minutes=10), timedelta(days=1)
 """How long after a failed experiment the next one waits; it doubles with each failure."""
 _SEARCHED = (ExperimentPhase.SUCCEEDED, ExperimentPhase.NO_IMPROVEMENT, ExperimentPhase.ABORTED)
@@ -73,8 +71,8 @@ def believed(
         observed_s=observed_s,
         tried=_tried(facts),
         in_force=in_force,
-        # a failed experiment is repeated as another one
-        world=digest_of([facts.baseline, facts.environment, len(_failed(facts, now))]),
+        # What searched nothing is repeated as another experiment, however long ago it ended.
+        world=digest_of([facts.baseline, facts.environment, _searched_nothing(facts)]),
         settings=settings,
     )
 
@@ -98,11 +96,11 @@ def _refused(facts: TunableFacts, now: datetime) -> Untried | None:
     if unmade is not None:
         detail = f"{unmade.status.reason}: {unmade.status.detail}"
         return Untried(reason=NotTried.FAILED, detail=detail)
-    failed = _failed(facts, now)
+    failed = [each for each in _failed(facts) if each > now - _LONGEST_WAIT][-16:]
     if failed:
         until = failed[-1] + min(_LONGEST_WAIT, _FIRST_WAIT * float(2 ** (len(failed) - 1)))
         if now < until:
-            last = max(facts.earlier, key=_ended_at).status
+            last = max(filter(_failed_itself, facts.earlier), key=_ended_at).status
             why = f"{last.reason} {last.detail}".strip()
             detail = f"{len(failed)} failed; the next may begin at {until:%H:%M} UTC: {why}"
             return Untried(reason=NotTried.FAILED, detail=detail)
@@ -120,14 +118,15 @@ def _ended_at(experiment: KernelExperiment) -> datetime:
     return experiment.status.finished_at or datetime.min.replace(tzinfo=UTC)
 
 
-def _failed(facts: TunableFacts, now: datetime) -> list[datetime]:
-    """Return when experiments failed in the last day, oldest first."""
-    ends = [
-        each.status.finished_at
-        for each in facts.earlier
-        if _failed_itself(each) and each.status.finished_at is not None
-    ]
-    return sorted(each for each in ends if each > now - _LONGEST_WAIT)[-16:]
+def _failed(facts: TunableFacts) -> list[datetime]:
+    """Return when experiments failed, oldest first."""
+    return sorted(_ended_at(each) for each in facts.earlier if _failed_itself(each))
+
+
+def _searched_nothing(facts: TunableFacts) -> int:
+    """Return how many experiments ended without a search, though a pod could be made."""
+    ended = [each for each in facts.earlier if each.status.phase.is_terminal]
+    return sum(each.status.phase not in _SEARCHED and not _is_unmade(facts, each) for each in ended)
 
 
 def _failed_itself(experiment: KernelExperiment) -> bool:
@@ -170,6 +169,6 @@ def _used(post: TunablePost) -> list[UsedClass]:
 def fresh(posts: Mapping[str, Sequence[PodPost]], *, now: datetime) -> dict[str, list[TunablePost]]:
     """Return the posts that count now, by tunable; a tunable without one stays, empty."""
     return {
-        name: [each.post for each in every if now - each.at <= FRESH]
+        name: [each.post for each in every if now - each.at <= POST_FRESH]
         for name, every in posts.items()
     }

@@ -21,12 +21,19 @@ from retuned.api.agent import AxisName, TunablePost
 from retuned.errors import Refused
 from retuned.stages.hypothesis import Untried
 from retuned_operator.agent_api.ports import PodRecord
-from retuned_operator.controllers.ports import LaunchedSizes, LaunchedTunable, PodPost
+from retuned_operator.controllers.ports import (
+    POST_FRESH,
+    LaunchedSizes,
+    LaunchedTunable,
+    PodPost,
+)
 
 log = logging.getLogger(__name__)
 
 MAX_TUNABLES = 64
 """Most tunables of one target."""
+_MAX_CLASSES = 64
+"""Most size classes that are kept of one post: those with the most time."""
 _MOST_BYTES = 256 << 20
 """Of what experiments need, over all targets; the oldest goes first, and comes again."""
 
@@ -40,6 +47,8 @@ class PodTunables:
         self._needs: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._bytes, self._most_bytes = 0, most_bytes
         self._untried: dict[str, dict[str, Untried]] = {}
+        self._reports: dict[tuple[str, str], _Report] = {}
+        """Of the newest post."""
         self._frozen: dict[tuple[str, str], str] = {}
         """The one choice of an autotuner. A table hides it, and pods may have different ones: it
         stays while some pod has it."""
@@ -56,21 +65,34 @@ class PodTunables:
         with self._lock:
             known = self._posts.setdefault(pod.target, {})
             if post.name not in known and len(known) >= MAX_TUNABLES:
-                raise _refused("too-many-tunables", f"{pod.target} has {MAX_TUNABLES} already")
-            asked = tuple(
-                LaunchedSizes(axes=each.axes, captured=each.captured, sizes=each.sizes)
-                for each in report.asked
-            )
+                self._make_room(pod.target, at)
             posts = known.setdefault(post.name, {})
             before = posts.get(pod.uid)
             hidden = before is not None and before.post.source == post.source
             frozen = post.frozen or (before.post.frozen if before is not None and hidden else "")
-            short = post.model_copy(update={"text": "{}", "frozen": frozen})
-            posts[pod.uid] = PodPost(pod.uid, at, short, asked, report.ways)
+            used = tuple(sorted(post.used, key=lambda each: -each.time_us)[:_MAX_CLASSES])
+            short = post.model_copy(update={"text": "{}", "frozen": frozen, "used": used})
+            posts[pod.uid] = PodPost(pod.uid, at, short)
+            self._reports[pod.target, post.name] = report
             self._keep((pod.target, post.name), post.text)
             chosen = sorted({each.post.frozen for each in posts.values() if each.post.frozen})
             if chosen and self._frozen.get((pod.target, post.name)) not in chosen:
                 self._frozen[pod.target, post.name] = chosen[0]
+
+    def _make_room(self, target: str, now: datetime) -> None:
+        """Forget the tunable that no pod has posted for longest, if no post of it counts now."""
+        known = self._posts[target]
+        posted = {name: max(each.at for each in posts.values()) for name, posts in known.items()}
+        oldest = min(posted, key=lambda name: posted[name])
+        if now - posted[oldest] <= POST_FRESH:
+            raise _refused("too-many-tunables", f"{target} has {MAX_TUNABLES} already")
+        self._forget(target, oldest)
+
+    def _forget(self, target: str, name: str) -> None:
+        del self._posts[target][name]
+        self._bytes -= len(self._needs.pop((target, name), ""))
+        self._reports.pop((target, name), None)
+        self._frozen.pop((target, name), None)
 
     def _keep(self, key: tuple[str, str], text: str) -> None:
         self._bytes += len(text) - len(self._needs.pop(key, ""))
@@ -104,9 +126,10 @@ class PodTunables:
         posts = self.of(target).get(definition, ())
         if not posts or len({each.post.source for each in posts}) > 1:
             return None
-        latest = max(posts, key=lambda each: each.at)
-        newest, frozen = latest.post, self._frozen.get((target, definition), "")
-        if newest.differs:
+        newest = max(posts, key=lambda each: each.at).post
+        report = self._reports.get((target, definition))
+        frozen = self._frozen.get((target, definition), "")
+        if newest.differs or report is None or report.source != newest.source:
             return None
         return LaunchedTunable(
             definition=definition,
@@ -114,8 +137,11 @@ class PodTunables:
             module=newest.module,
             source=newest.source,
             frozen=json.loads(frozen) if frozen else None,
-            ways=latest.ways,
-            asked=latest.asked,
+            ways=report.ways,
+            asked=tuple(
+                LaunchedSizes(axes=each.axes, captured=each.captured, sizes=each.sizes)
+                for each in report.asked
+            ),
             refused=next((each.post.refused for each in posts if each.post.refused), ""),
         )
 
@@ -138,9 +164,7 @@ class PodTunables:
                     for uid in posts.keys() - kept:
                         del posts[uid]
                     if not posts:
-                        del tunables[name]
-                        self._bytes -= len(self._needs.pop((target, name), ""))
-                        self._frozen.pop((target, name), None)
+                        self._forget(target, name)
                 if not tunables:
                     del self._posts[target]
                     self._untried.pop(target, None)
@@ -170,13 +194,24 @@ class _Report(BaseModel):
     )
 
 
+class _Process(BaseModel):
+    """The server's process, as far as a wrong type would stop who reads it."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    executable: str = ""
+    path: tuple[str, ...] = ()
+    variables: dict[str, str] = Field(default_factory=dict)
+    versions: dict[str, str] = Field(default_factory=dict)
+
+
 class _Needs(BaseModel):
     """What an experiment needs; its pod reads it strictly."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     report: _Report
-    environment: dict[str, Any]
+    environment: _Process
     recipes: tuple[dict[str, Any], ...]
 
 

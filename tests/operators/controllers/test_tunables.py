@@ -215,6 +215,15 @@ def test_an_outdated_experiment_says_nothing_about_the_idea() -> None:
     asked(cluster)
     ended(cluster, ExperimentPhase.OUTDATED)
     assert look(cluster) is None
+    assert len(cluster.experiments()) == 2
+
+
+def test_a_failure_of_days_ago_does_not_keep_the_name_of_the_next_experiment() -> None:
+    cluster = Cluster(OPEN)
+    asked(cluster)
+    ended(cluster, ExperimentPhase.FAILED)
+    assert look(cluster, minutes=60.0 * 24.0 * 3.0) is None
+    assert len(cluster.experiments()) == 2
 
 
 @pytest.mark.parametrize(
@@ -265,6 +274,9 @@ def test_without_a_policy_that_allows_it_nothing_is_tried_and_that_is_the_reason
         {"text": "{ "},
         {"text": text(report=[])},
         {"text": text(environment="x")},
+        {"text": text(environment={"variables": 3})},
+        {"text": text(environment={"variables": ["ab"]})},
+        {"text": text(environment={"path": "/usr"})},
         {"text": text(recipes=[1])},
         {"text": text("tunable:attention:other:0123abcd")},
         {"text": json.dumps({"report": {}})},
@@ -291,6 +303,29 @@ def test_a_target_has_so_many_tunables() -> None:
         kept.take(record(), post(name=name, text=text(name)), at=OPEN)
     with raises_code(Refused, "too-many-tunables"):
         kept.take(record(), post(name=names[-1], text=text(names[-1])), at=OPEN)
+
+
+def test_a_tunable_that_no_pod_posts_any_more_makes_room() -> None:
+    kept = PodTunables()
+    names = [f"tunable:attention:k{n}:0123abcd" for n in range(MAX_TUNABLES + 1)]
+    for minutes, name in enumerate(names[:-1]):
+        at = OPEN + timedelta(minutes=minutes / 10.0)
+        kept.take(record(), post(name=name, text=text(name)), at=at)
+    later = OPEN + timedelta(minutes=15, seconds=1)
+    kept.take(record(), post(name=names[-1], text=text(names[-1])), at=later)
+    assert set(kept.of(TARGET)) == set(names[1:])
+    assert kept.needs(TARGET, names[0]) is None
+
+
+def test_the_size_classes_with_the_most_time_are_kept() -> None:
+    kept = PodTunables()
+    used = [
+        {"axes": {**AXES, "rows": n}, "launches": 9.0, "time_us": float(n), "how": "literal"}
+        for n in range(200)
+    ]
+    kept.take(record(), post(used=used), at=OPEN)
+    (posted,) = kept.of(TARGET)[NAME]
+    assert {each.axes["rows"] for each in posted.post.used} == set(range(136, 200))
 
 
 def test_what_experiments_need_is_bounded_and_comes_again() -> None:

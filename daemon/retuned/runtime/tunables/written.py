@@ -15,13 +15,16 @@ _LOADS = frozenset({"load", "_experimental_descriptor_load"})
 """Functions of the language that read through a pointer; their result is no pointer."""
 _WRITES = ("store", "atomic", "inline_asm", "extern", "call", "copy", "scatter", "map_")
 """Parts of names of functions that may write through a pointer, or call one that does."""
-_METHODS = frozenset(
-    # Shapes and types.
-    ["to", "cast", "load", "reshape", "view", "permute", "trans", "expand_dims", "broadcast_to"]
-    + ["split", "join", "item", "ravel"]
-    # Reductions and functions of each element.
-    + ["sum", "max", "min", "argmax", "argmin", "abs", "exp", "exp2", "log", "log2", "sqrt"]
-    + ["rsqrt", "sin", "cos", "sigmoid", "softmax", "cdiv"]
+_METHODS = (
+    frozenset(
+        ["to", "cast", "load", "reshape", "view", "permute", "trans", "expand_dims", "broadcast_to"]
+    )
+    | frozenset(
+        ["split", "join", "item", "ravel", "sum", "max", "min", "argmax", "argmin", "abs", "exp"]
+    )
+    | frozenset(
+        ["exp2", "log", "log2", "sqrt", "rsqrt", "sin", "cos", "sigmoid", "softmax", "cdiv"]
+    )
 )
 """Methods of the language's values that write nothing."""
 _LANGUAGE = frozenset({"tl", "language", "triton", "tlx", "libdevice", "math"})
