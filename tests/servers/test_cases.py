@@ -16,6 +16,7 @@ from retuned.runtime.tunables.attention import AttentionHook
 from retuned.runtime.tunables.state import Registry
 from retuned.tunables.attention import AttentionCase
 from retuned.tunables.child import difference
+from retuned.tunables.references import distance
 from retuned.tunables.tune import MAX_ERROR, MAX_WORST
 
 pytestmark = [
@@ -71,6 +72,62 @@ def test_a_described_call_is_repeated_with_its_lengths(
         assert difference(outputs[0], case.outputs()[0])[0] > MAX_ERROR, (
             "other inputs, other answer"
         )
+
+
+CLOSE = 1e-5
+"""Distance of float32 from float64."""
+
+
+def repeated(module: Any, queries: list[int], keys: list[int], **changed: Any) -> AttentionCase:
+    """Return a case of a described call, with other arguments, after one run."""
+    case = AttentionCase(described(module, queries, keys, segments=0), torch=torch, device="cpu")
+    case._call.update(changed)
+    case.reset(3)
+    case.run(None)
+    return case
+
+
+@VLLM
+@pytest.mark.parametrize(
+    "changed",
+    [{}, {"window_size": (11, 0)}, {"window_size": (0, 0)}, {"softcap": 0.7}],
+    ids=["plain", "window", "own-key-only", "softcap"],
+)
+def test_rows_in_float64_are_what_the_kernel_computes(
+    wheel: Wheel, changed: dict[str, Any]
+) -> None:
+    with attention.attention(unpacked(wheel)) as module:
+        case = repeated(module, [5, 1, 40], [20, 33, 64], **changed)
+        rows = case.reference(7)
+        assert rows is not None
+        assert len(rows.at) == len(set(rows.at)) == 16
+        assert rows.at[-1] == 45
+        assert distance(case.outputs()[0], rows) < CLOSE
+        if changed:
+            plain = repeated(module, [5, 1, 40], [20, 33, 64]).reference(7)
+            assert plain is not None
+            assert distance(case.outputs()[0], plain) > 100 * CLOSE, "the argument has an effect"
+
+
+@VLLM
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"sinks": torch.zeros(4)},
+        {"alibi_slopes": torch.ones(4)},
+        {"kv_quant_mode": attention.KVQuantMode.FP8_PER_TENSOR},
+        {"causal": False},
+        {"chunk_lookback": 1},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_a_call_with_another_effect_has_no_rows_in_float64(
+    wheel: Wheel, changed: dict[str, Any]
+) -> None:
+    with attention.attention(unpacked(wheel)) as module:
+        case = repeated(module, [1], [7])
+        case._call.update(changed)
+        assert case.reference(7) is None
 
 
 @VLLM

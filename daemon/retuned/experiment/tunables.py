@@ -54,7 +54,16 @@ from retuned.stages.verdict import (
     raw_digest,
 )
 from retuned.tunables.process import Child, ChildProcess, HostedChild, ServerHost
-from retuned.tunables.tune import CHECK_S, ClassResult, checked, chosen, rules_of, tune_class
+from retuned.tunables.tune import (
+    CHECK_S,
+    MAX_OWN_FLOAT64,
+    ClassResult,
+    Distance,
+    checked,
+    chosen,
+    rules_of,
+    tune_class,
+)
 
 __all__ = [
     "Benches",
@@ -357,7 +366,7 @@ class TunableLab:
         secret = secrets.token_bytes(32)
         rows = [_Rows() for _ in plan.workloads]
         checks = [Check(gate="G0"), Check(gate="G1"), Check(gate="G2")]
-        worst = 0.0
+        worst = Distance()
         with self._children(task, self._processes) as children:
             for process, child in enumerate(children):
                 for index, workload in enumerate(plan.workloads):
@@ -370,15 +379,15 @@ class TunableLab:
                     seed = _seed(secret, process, index)
                     try:
                         case = child.ask({"op": "open", "recipe": recipe}, limit_s=CHECK_S)["case"]
-                        worst = max(worst, checked(child, case, config, seed=seed))
+                        worst = worst.farthest(checked(child, case, config, seed=seed))
                         rows[index].add(
                             child, case, (base, config), process=process, seed=seed, task=task
                         )
                         child.ask({"op": "close", "case": case}, limit_s=CHECK_S)
                     except CandidateError as failure:
                         return Timed(checks=(*checks, _failed(failure)))
-        detail = f"{self._processes} processes, largest distance {worst:.2e}"
-        checks += [Check(gate="G3"), Check(gate="G4", detail=detail, error_ratio=worst)]
+        detail = f"{self._processes} processes, {_distance(worst)}"
+        checks += [Check(gate="G3"), Check(gate="G4", detail=detail, error_ratio=worst.error)]
         checks += [Check(gate="G5"), Check(gate="G6", detail=detail)]
         weights = [each.weight for each in plan.workloads]
         return Timed(
@@ -409,6 +418,16 @@ def _seed(secret: bytes, process: int, index: int) -> int:
 def _commitment(timed: Timed) -> SeedCommitment:
     commitment = timed.commitment or "sha256:" + "0" * 64
     return SeedCommitment(purpose="hold-out", commitment=commitment, after_freeze=True)
+
+
+def _distance(worst: Distance) -> str:
+    text = f"largest distance {worst.error:.2e}"
+    if worst.float64 is None or worst.own_float64 is None:
+        return f"{text}; not compared with float64, the kernel's function is not known"
+    far = worst.own_float64 > MAX_OWN_FLOAT64
+    note = " (not compared: the reference is not of this launch)" if far else ""
+    own = worst.own_float64
+    return f"{text}; from float64 {worst.float64:.2e}, the server's own choice {own:.2e}{note}"
 
 
 def _failed(error: CandidateError) -> Check:

@@ -11,6 +11,7 @@ from retuned.runtime.schema import Refused
 from retuned.runtime.tunables.attention import FUNCTION, AttentionHook
 from retuned.runtime.tunables.state import Registry
 from retuned.tunables.cases import MAX_POOL_BYTES, Arena, Config, dtype_of, fill, table_of
+from retuned.tunables.references import Rows, attention_rows
 
 _MADE = ("q", "k", "v", "out", "cu_seqlens_q", "seqused_k", "block_table")
 _SCRATCH = ("softmax_segm_output", "softmax_segm_max", "softmax_segm_expsum")
@@ -128,6 +129,9 @@ class AttentionCase:
         for name in ("q", "k", "v"):
             fill(self._torch, self._call[name], generator=generator)
         self._call["out"].zero_()
+
+    def reference(self, seed: int) -> Rows | None:
+        return attention_rows(self._torch, self._call, seed=seed)
 
     def intact(self) -> bool:
         return self._arena.intact()

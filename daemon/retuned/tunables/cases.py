@@ -17,6 +17,7 @@ from retuned.runtime.tunables.autotune import config_of, unwrapped
 from retuned.runtime.tunables.autotune import dtype_of as named_dtype
 from retuned.runtime.tunables.records import Rule, Table
 from retuned.runtime.tunables.state import Tunable
+from retuned.tunables.references import Rows
 
 GUARD_BYTES = 4096
 """Bytes of a fixed pattern on each side of a tensor."""
@@ -39,6 +40,13 @@ class Case(Protocol):
 
     def reset(self, seed: int) -> None:
         """Fill all inputs again, and clear the outputs."""
+        ...
+
+    def reference(self, seed: int) -> Rows | None:
+        """Return rows of the first output in float64; None where the function is not known.
+
+        It is of the last run, whose inputs are as they were.
+        """
         ...
 
     def intact(self) -> bool:
@@ -201,6 +209,9 @@ class AutotuneCase:
             fill(self._torch, tensor, generator=generator, scale=0.1)
         for tensor, data in self._whole:
             tensor.copy_(data)
+
+    def reference(self, seed: int) -> None:
+        """Return None: what a kernel computes is not known."""
 
     def intact(self) -> bool:
         return self._arena.intact()

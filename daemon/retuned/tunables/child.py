@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import json
+import math
 import random
 import sys
 import time
@@ -24,6 +25,7 @@ from typing import Any
 from retuned.runtime.core.environment import environment
 from retuned.runtime.schema import Refused
 from retuned.tunables.cases import Case, Config, build
+from retuned.tunables.references import distance
 
 _FLUSH_BYTES = 256 << 20
 """More than any cache of a GPU holds."""
@@ -98,7 +100,8 @@ class Child:
         """Compare a configuration with the server's own choice on fresh inputs.
 
         ``error`` and ``worst`` are the largest `difference` over the output tensors; ``spread`` is
-        the error of two runs of the server's own choice.
+        the error of two runs of the server's own choice. ``float64`` has the distances of both from
+        rows in float64, scaled in the same way; None where these are not known.
         """
         case, seed = self._cases[request["case"]], int(request["seed"])
         with self._torch.inference_mode():
@@ -108,12 +111,20 @@ class Child:
             found = self._ran(case, request["config"], seed)
             took_s = time.monotonic() - begin_s
             intact = case.intact()
+            rows = case.reference(seed)
+            float64 = None
+            if rows is not None:
+                float64 = {
+                    "own": _scaled(distance(expected[0], rows), expected[0]),
+                    "found": _scaled(distance(found[0], rows), found[0]),
+                }
         error, worst = _largest(expected, found)
         return {
             "error": error,
             "worst": worst,
             "spread": _largest(expected, again)[0],
             "intact": intact,
+            "float64": float64,
             "first_s": round(took_s, 4),
         }
 
@@ -248,11 +259,16 @@ def difference(one: Any, other: Any) -> tuple[float, float]:  # noqa: ANN401 - t
     if bool((finite != b.isfinite()).any()) or not bool((finite | alike).all()):
         return FAR, FAR
     a, b = a.where(finite, 0.0), b.where(finite, 0.0)
-    scale = _TIGHTER.get(str(one.dtype).removeprefix("torch."), 1.0)
     gap = (a - b).abs()
     largest = max(float(a.abs().max()), 1e-30)
     error = float((gap / largest).norm()) / max(float((a / largest).norm()), 1e-30)
-    return scale * error, scale * float(gap.max()) / largest
+    return _scaled(error, one), _scaled(float(gap.max()) / largest, one)
+
+
+def _scaled(error: float, tensor: Any) -> float:  # noqa: ANN401
+    """Return a distance as it counts for the element type; `FAR` for one that is no number."""
+    scale = _TIGHTER.get(str(tensor.dtype).removeprefix("torch."), 1.0)
+    return FAR if math.isnan(error) else min(FAR, scale * error)
 
 
 def _versions() -> dict[str, str]:

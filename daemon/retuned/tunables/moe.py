@@ -10,6 +10,7 @@ from retuned.runtime.schema import Refused
 from retuned.runtime.tunables.moe import MODULE, MoeHook
 from retuned.runtime.tunables.state import Registry
 from retuned.tunables.cases import Arena, Config, fill, table_of
+from retuned.tunables.references import Rows, Weights, expert_rows
 
 _CONFIG = "vllm.model_executor.layers.fused_moe.config"
 _LAYERS = 2
@@ -51,7 +52,8 @@ class MoeCase:
 
     def _layer(
         self, width: int, hidden: int, *, kind: str | None, block: list[int]
-    ) -> tuple[Any, Any, Any]:
+    ) -> tuple[Weights, Any]:
+        """Return weights, and what vLLM is told of their scales."""
         torch = self._torch
         shapes = (self._experts, 2 * width, hidden), (self._experts, hidden, width)
         if kind is None:
@@ -59,28 +61,33 @@ class MoeCase:
             generator = torch.Generator(self._device).manual_seed(1)
             for each in own:
                 fill(torch, each, generator=generator, scale=each.shape[-1] ** -0.5)
-            return own[0], own[1], None
+            return Weights(own[0], own[1]), None
         if kind != "fp8_w8a8" or len(block) != 2:
             raise Refused("inputs-unsupported", detail=f"no experiment for {kind} with {block}")
         config = importlib.import_module(_CONFIG)
-        eight, scales = [], []
-        for shape in shapes:
+        eight, scales, scale = [], [], (hidden**-0.5, width**-0.5)
+        for shape, each in zip(shapes, scale, strict=True):
             drawn = torch.randn(shape[1:], device=self._device).to(torch.float8_e4m3fn)
             whole = self._arena.tensor(shape, torch.float8_e4m3fn)
             whole.copy_(drawn.expand(shape))
             eight.append(whole)
             blocks = (shape[0], -(-shape[1] // block[0]), -(-shape[2] // block[1]))
-            scales.append(torch.full(blocks, shape[2] ** -0.5, device=self._device))
+            scales.append(torch.full(blocks, each, device=self._device))
         quant = config.fp8_w8a8_moe_quant_config(
             w1_scale=scales[0], w2_scale=scales[1], block_shape=list(block)
         )
-        return eight[0], eight[1], quant
+        return Weights(eight[0], eight[1], scale), quant
 
     def _call(self) -> None:
-        first, second, quant = self._layers[self._turn % _LAYERS]
+        weights, quant = self._layers[self._turn % _LAYERS]
         self._turn += 1
         self._answer = self._module.fused_experts(
-            self._hidden, first, second, self._weights, self._chosen, quant_config=quant
+            self._hidden,
+            weights.first,
+            weights.second,
+            self._weights,
+            self._chosen,
+            quant_config=quant,
         )
 
     def run(self, config: Config | None) -> None:
@@ -106,6 +113,17 @@ class MoeCase:
         self._weights.uniform_(0.05, 1.0, generator=generator)
         self._weights /= self._weights.sum(-1, keepdim=True)
         self._turn = 0
+
+    def reference(self, seed: int) -> Rows:
+        weights, _ = self._layers[(self._turn - 1) % _LAYERS]
+        return expert_rows(
+            self._torch,
+            self._hidden,
+            weights,
+            chosen=self._chosen,
+            shares=self._weights,
+            seed=seed,
+        )
 
     def intact(self) -> bool:
         return self._arena.intact()

@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from retuned.errors import CandidateError
@@ -30,6 +30,12 @@ MAX_ERROR = 1e-2
 the distance of other element types."""
 MAX_WORST = 0.05
 """Largest difference of an element over the largest element."""
+MAX_FLOAT64_RATIO = 2.0
+"""Distance from float64, over that of the server's own choice."""
+LEAST_FLOAT64 = 4e-3
+"""Distances from float64 up to this are rounding of the outputs."""
+MAX_OWN_FLOAT64 = 0.1
+"""If the server's own choice is farther from float64, the reference is not of this launch."""
 CHECK_S = 90.0
 """Longest time for one request of the search, compilation included."""
 MAX_RESTARTS = 3
@@ -56,10 +62,30 @@ class Runner(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distance:
+    """How far outputs of a configuration lie apart from others, over their norm."""
+
+    error: float = 0.0
+    """From those of the server's own choice."""
+    own_float64: float | None = None
+    """The server's own choice from float64; None where the function is not known."""
+    float64: float | None = None
+    """The configuration from float64."""
+
+    def farthest(self, other: Distance) -> Distance:
+        """Return the larger of both distances; those from float64 stay together."""
+        one, two = (-1.0 if each.float64 is None else each.float64 for each in (self, other))
+        kept = self if one >= two else other
+        return replace(kept, error=max(self.error, other.error))
+
+
 def checked(
     child: Runner, case: int, config: Config | None, *, seed: int, limit_s: float = CHECK_S
-) -> float:
-    """Compare a configuration with the server's own choice on fresh inputs; return the error.
+) -> Distance:
+    """Compare a configuration with the server's own choice, and both with float64.
+
+    Inputs are fresh.
 
     Raises
     ------
@@ -73,7 +99,15 @@ def checked(
     error = float(said["error"])
     if not error <= max(MAX_ERROR, 4.0 * float(said["spread"])) or said["worst"] > MAX_WORST:
         raise CandidateError("wrong-result", detail=f"outputs differ by {error:.2e}")
-    return error
+    distance = Distance(error=error)
+    if said.get("float64") is not None:
+        own, found = float(said["float64"]["own"]), float(said["float64"]["found"])
+        distance = Distance(error=error, own_float64=own, float64=found)
+        known = own <= MAX_OWN_FLOAT64
+        if known and not found <= max(LEAST_FLOAT64, MAX_FLOAT64_RATIO * own):
+            detail = f"{found:.2e} from float64, the server's own choice {own:.2e}"
+            raise CandidateError("wrong-result", detail=detail)
+    return distance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +271,7 @@ class _Bench:
     def trial(self, config: Config, *, seed: int) -> Trial:
         """Check and time one configuration; replace a child that it ended."""
         try:
-            error = checked(self._child, self._case, config, seed=seed)
+            error = checked(self._child, self._case, config, seed=seed).error
             pairs = self._pairs(config, count=_QUICK, seed=seed)
         except CandidateError as failure:
             if failure.reason in _ENDED:
@@ -309,7 +343,7 @@ class _Bench:
     def confirm(self, result: ClassResult, best: Trial, *, seed: int) -> ClassResult:
         """Measure the winner again on fresh inputs."""
         try:
-            error = checked(self._child, self._case, best.config, seed=seed)
+            error = checked(self._child, self._case, best.config, seed=seed).error
             pairs = self._pairs(best.config, count=_CONFIRM, seed=seed)
         except CandidateError as failure:
             if failure.reason in _ENDED:
