@@ -366,6 +366,7 @@ async def _direct(show: Show, server: Vllm, toggles: Toggles) -> list[Signed]:
             device=show.options.device,
             pausing=show.options.device == "0",
             until_s=time.monotonic() + limit_s,
+            whole=show.options.whole,
         )
         found.extend(map(Signed, tables))
         return measured
@@ -515,7 +516,15 @@ def main() -> int:
     parser.add_argument("--chat-s", type=float, default=25.0)
     parser.add_argument("--direct", action="store_true", help="search without the daemon")
     parser.add_argument("--device", default="0", help="GPU of the experiments with --direct")
+    parser.add_argument(
+        "--whole",
+        type=int,
+        default=0,
+        help="processes that measure whole spaces (needs --device 1)",
+    )
     options = parser.parse_args()
+    if options.whole and options.device == "0":
+        parser.error("--whole needs another GPU than the server's: --device 1")
     failed = False
     for name in options.cases:
         show = Show(name, options)

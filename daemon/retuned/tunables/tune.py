@@ -40,7 +40,7 @@ CHECK_S = 90.0
 """Longest time for one request of the search, compilation included."""
 MAX_RESTARTS = 3
 """Children that one size class may use up after the first."""
-_ENDED = ("crashed", "hangs", "device-memory")
+ENDED = ("crashed", "hangs", "device-memory")
 """Reasons after which a process is not used again: its device context may be damaged."""
 _PAIRS_S = 30.0
 _QUICK, _CONFIRM = 6, 25
@@ -274,7 +274,7 @@ class _Bench:
             error = checked(self._child, self._case, config, seed=seed).error
             pairs = self._pairs(config, count=_QUICK, seed=seed)
         except CandidateError as failure:
-            if failure.reason in _ENDED:
+            if failure.reason in ENDED:
                 self._replace()
             return Trial(config=config, us=math.inf, reason=failure.reason)
         self.in_force_us = self.in_force_us or statistics.median(base for base, _ in pairs)
@@ -331,7 +331,7 @@ class _Bench:
             checked(self._child, beside._case, config, seed=seed)
             pairs = beside._pairs(config, count=_CONFIRM, seed=seed)
         except CandidateError as failure:
-            if failure.reason in _ENDED:
+            if failure.reason in ENDED:
                 with contextlib.suppress(CandidateError):  # the next request meets it again
                     self._child.restart()
             return failure.reason
@@ -346,7 +346,7 @@ class _Bench:
             error = checked(self._child, self._case, best.config, seed=seed).error
             pairs = self._pairs(best.config, count=_CONFIRM, seed=seed)
         except CandidateError as failure:
-            if failure.reason in _ENDED:
+            if failure.reason in ENDED:
                 self._replace()
             return _with(result, reason=failure.reason)
         logs = [math.log(a / b) for a, b in pairs]
