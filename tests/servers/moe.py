@@ -86,6 +86,32 @@ def launched(
     return answer
 
 
+def launched_fp8(module: ModuleType, row: Mapping[str, int]) -> None:
+    """Launch with weights scaled by blocks of 64, on a kernel that is a stand-in."""
+    ids, blocks = aligned(torch.zeros(20, 2, dtype=torch.int64), 4, row["BLOCK_SIZE_M"])
+    module.invoke_fused_moe_triton_kernel(
+        A=torch.empty(20, 128, dtype=torch.float8_e4m3fn),
+        B=torch.empty(4, 192, 128, dtype=torch.float8_e4m3fn),
+        C=torch.empty(20, 2, 192),
+        A_scale=torch.ones(20, 2),
+        B_scale=torch.ones(4, 3, 2),
+        topk_weights=None,
+        sorted_token_ids=ids,
+        expert_ids=blocks,
+        num_tokens_post_padded=torch.tensor([len(ids)], dtype=torch.int32),
+        mul_routed_weight=False,
+        top_k=2,
+        config=dict(row),
+        compute_type=tl.bfloat16,
+        use_fp8_w8a8=True,
+        use_int8_w8a8=False,
+        use_int8_w8a16=False,
+        use_int4_w4a16=False,
+        per_channel_quant=False,
+        block_shape=[64, 64],
+    )
+
+
 def aligned(routes: torch.Tensor, experts: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return routes by expert, each padded to whole blocks, and the expert of each block."""
     flat, ids, blocks = routes.flatten(), [], []

@@ -97,6 +97,104 @@ def test_the_kernel_launches_by_the_row_of_a_table(wheel: Wheel) -> None:
     torch.testing.assert_close(answer, moe.expected(layer))
 
 
+class Kernel:
+    """In place of the kernel: keeps what is launched and what is compiled."""
+
+    def __init__(self, arg_names: list[str]) -> None:
+        self.arg_names, self.src = arg_names, "def fused_moe_kernel(): ..."
+        self.launched: list[dict[str, Any]] = []
+        self.compiled: list[dict[str, Any]] = []
+
+    def __getitem__(self, grid: Any) -> Any:
+        def launch(*args: Any, **kwargs: Any) -> None:
+            self.launched.append({**dict(zip(self.arg_names, args, strict=False)), **kwargs})
+
+        return launch
+
+    def run(self, *, grid: Any, warmup: bool, **named: Any) -> None:
+        assert warmup
+        self.compiled.append(named)
+
+
+def specialised(named: dict[str, Any]) -> dict[str, Any]:
+    """Return what Triton compiles a launch for."""
+
+    def kind(value: Any) -> Any:
+        if hasattr(value, "data_ptr"):
+            return "pointer", value.dtype, value.data_ptr() % 16 == 0
+        if type(value) is int:
+            return "constant one" if value == 1 else ("number", value % 16 == 0)
+        return value
+
+    constants = {"BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "SPLIT_K", "top_k"}
+    constants |= {"num_warps", "num_stages", "group_n", "group_k"}
+    return {name: v if name in constants else kind(v) for name, v in named.items()}
+
+
+@VLLM
+@pytest.mark.parametrize("tokens", [20, 32, 8])
+def test_rows_are_compiled_for_the_launches_that_follow_before_they_serve(
+    wheel: Wheel, tokens: int
+) -> None:
+    registry, layer = Registry(), moe.experts_of(tokens, 7, 80)
+    with moe.fused_moe(unpacked(wheel)) as module:
+        kernel = Kernel(list(module.fused_moe_kernel.arg_names))
+        vars(module)["fused_moe_kernel"] = kernel
+        hook = MoeHook(registry)
+        hook.install()
+        moe.launched(module, layer, moe.asked(module, 20))
+        tunable = only(registry)
+        put(tunable, ROW)
+        assert tunable.table is not None
+        tunable.warm(tunable.table)
+        assert len(kernel.compiled) == 4
+        moe.launched(module, layer, moe.asked(module, tokens))
+        assert specialised(kernel.launched[1]) in [specialised(each) for each in kernel.compiled]
+        assert kernel.launched[1]["BLOCK_SIZE_K"] == ROW["BLOCK_SIZE_K"]
+        hook.uninstall()
+        assert module.fused_moe_kernel is kernel
+    assert not registry.failures
+
+
+@VLLM
+def test_a_row_is_cut_to_the_blocks_of_scales_as_the_server_cuts_it(wheel: Wheel) -> None:
+    registry = Registry()
+    with moe.fused_moe(unpacked(wheel)) as module:
+        kernel = Kernel(list(module.fused_moe_kernel.arg_names))
+        vars(module)["fused_moe_kernel"] = kernel
+        vars(module)["enable_swap_ab"] = lambda rows, columns: (rows, columns) == (32, 64)
+        MoeHook(registry).install()
+        moe.launched_fp8(module, moe.asked(module, 20))
+        tunable = only(registry)
+        put(tunable, ROW | {"BLOCK_SIZE_K": 128})
+        assert tunable.table is not None
+        tunable.warm(tunable.table)
+        moe.launched_fp8(module, moe.asked(module, 20))
+        assert specialised(kernel.launched[1]) in [specialised(each) for each in kernel.compiled]
+        assert kernel.launched[1]["BLOCK_SIZE_K"] == 64
+        assert [each["SWAP_AB"] for each in kernel.launched] == [False, True]
+    assert not registry.failures
+
+
+@VLLM
+def test_a_launch_without_a_look_up_is_nobodys(wheel: Wheel) -> None:
+    registry, layer = Registry(), moe.experts_of(20, 4, 80)
+    with moe.fused_moe(unpacked(wheel)) as module:
+        kernel = Kernel(list(module.fused_moe_kernel.arg_names))
+        vars(module)["fused_moe_kernel"] = kernel
+        MoeHook(registry).install()
+        row = moe.asked(module, 20)
+        other = moe.asked(module, 20, experts=7)
+        first, second = registry
+        for _ in range(3):  # the third is of no look-up
+            moe.launched(module, layer, other)
+        put(first, ROW)
+        assert first.table is not None
+        first.warm(first.table)
+        assert kernel.compiled == [], "its own launches were never seen"
+    assert row != other or second.id != first.id
+
+
 @VLLM
 def test_an_unknown_look_up_is_refused_and_left_alone(wheel: Wheel, tmp_path: Path) -> None:
     text = file_of(unpacked(wheel), moe.MODULE).read_text("utf-8")

@@ -24,6 +24,7 @@ from retuned.runtime.tunables.state import (
     SizeClass,
     Tunable,
     capturing,
+    compile_only,
     replace_everywhere,
     spec_of,
     timed,
@@ -448,9 +449,9 @@ class _Form:
         if rows is not None and not segmented:
             changed |= {"BLOCK_M": rows, "BLOCK_Q": rows // self._per_kv}
         for sequences in (1, 2, 16):  # Triton specialises on 1 and on multiples of 16
-            _loaded(self._kernels[KERNEL], {**changed, "num_seqs": sequences})
+            compile_only(self._kernels[KERNEL], {**changed, "num_seqs": sequences})
             if segmented:
-                _loaded(
+                compile_only(
                     self._kernels[REDUCE],
                     _reduced(_reduce_of({**changed, "num_seqs": sequences}), config),
                 )
@@ -484,14 +485,6 @@ def _reduce_of(launched: Mapping[str, Any]) -> dict[str, Any]:
         *("query_start_len_ptr", "BLOCK_Q", "NUM_SEGMENTS_PER_SEQ", "USE_FP8"),
     )
     return {"out_scale_inv": 1.0, **{name: launched[name] for name in shared if name in launched}}
-
-
-def _loaded(kernel: Any, kwargs: Mapping[str, Any]) -> None:  # noqa: ANN401 - a JITFunction
-    """Compile a kernel, and load its binary where this Triton can."""
-    compiled = kernel.run(grid=(1, 1, 1), warmup=True, **kwargs)
-    load = getattr(compiled, "_init_handles", None)
-    if load is not None:
-        load()
 
 
 def _recipe(tunable: Tunable, given: Mapping[str, Any], axes: Mapping[str, int]) -> dict[str, Any]:

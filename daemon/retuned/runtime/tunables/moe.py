@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from retuned.runtime.schema import Refused
-from retuned.runtime.tunables.records import Config, digest_of_text
+from retuned.runtime.tunables.records import Config, Table, digest_of_text
 from retuned.runtime.tunables.state import (
     TIME_AT,
     TIME_EVERY,
+    Pointer,
     Registry,
     SizeClass,
     Tunable,
     capturing,
+    compile_only,
     replace_everywhere,
 )
 
@@ -47,6 +50,8 @@ SPACE: Mapping[str, list[int]] = {
 _KEPT = frozenset({"SPLIT_K", "waves_per_eu", "matrix_instr_nonkdim", "kpack"})
 _LAUNCHES = 2
 """The kernel runs twice for each look-up."""
+_KINDS = ("MUL_ROUTED_WEIGHT", "top_k", "naive_block_assignment", "HAS_BIAS")
+"""Constants by which the launches of one tunable differ."""
 
 
 class MoeHook:
@@ -64,6 +69,7 @@ class MoeHook:
         self._ours: Callable[..., dict[str, Any]] | None = None
         self._known: dict[tuple[Any, ...], Tunable | None] = {}
         self._timer = _Timer()
+        self._launches = _Launches()
         self.state = "vllm-missing"
 
     def install(self) -> str:
@@ -81,7 +87,7 @@ class MoeHook:
         replace_everywhere(FUNCTION, stock, self._ours)
         kernel = getattr(module, KERNEL, None)
         if kernel is not None:
-            setattr(module, KERNEL, _TimedKernel(kernel, self._timer))
+            setattr(module, KERNEL, _Kernel(kernel, self._launched))
         self.state = "on"
         return self.state
 
@@ -97,11 +103,21 @@ class MoeHook:
         replace_everywhere(FUNCTION, self._ours, self._stock)
         module = sys.modules.get(MODULE)
         kernel = getattr(module, KERNEL, None)
-        if isinstance(kernel, _TimedKernel):
+        if isinstance(kernel, _Kernel):
             setattr(module, KERNEL, kernel.kernel)
         self._stock = self._ours = None
         self._known.clear()
         self.state = "uninstalled"
+
+    def _launched(self, kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:  # noqa: ANN401
+        try:
+            self._launches.seen(kernel, args, kwargs)
+            self._timer.launched()
+        except (
+            Exception
+        ):  # nothing of ours reaches the server; its next call meets a device's error
+            self._timer.forget()
+            self._registry.failed("moe")
 
     def _wrapper(self, stock: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
         @functools.wraps(stock)
@@ -126,6 +142,7 @@ class MoeHook:
             tunable = self._known[key] = self._registry.add(self._made(given, w1, w2, block))
         if tunable is None or tunable.refused or _overridden():
             return None
+        self._launches.expect(tunable)
         tokens = int(given["M"])
         axes = {"tokens": tokens}
         sized = tunable.sized(axes)
@@ -166,6 +183,7 @@ class MoeHook:
             axes=("tokens",),
             space={"parameters": {name: list(values) for name, values in SPACE.items()}},
             check=_check,
+            warm=lambda table: self._launches.warm(table),
         )
         tunable.refused = _refusal(module)
         return tunable
@@ -269,11 +287,65 @@ class _Timer:
             self._sized = None
 
 
-class _TimedKernel:
-    """In place of the kernel: notes its launches for the timer."""
+class _Launches:
+    """Both launches of each tunable as they were seen, without tensors: what a row compiles for."""
 
-    def __init__(self, kernel: Any, timer: _Timer) -> None:  # noqa: ANN401 - a JITFunction
-        self.kernel, self._timer = kernel, timer
+    def __init__(self) -> None:
+        self._expected: str | None = None
+        self._left = 0
+        self._seen: dict[str, dict[tuple[Any, ...], tuple[Any, dict[str, Any]]]] = {}
+
+    def expect(self, tunable: Tunable) -> None:
+        """Count the next launches as this tunable's: its row was looked up."""
+        self._expected, self._left = tunable.id, _LAUNCHES
+
+    def seen(self, kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:  # noqa: ANN401
+        """Note a launch, once for each kind."""
+        if self._expected is None or not self._left:
+            return
+        self._left -= 1
+        kind = tuple(kwargs.get(name) for name in _KINDS)
+        known = self._seen.setdefault(self._expected, {})
+        if kind not in known:
+            named = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
+            known[kind] = kernel, {name: _untouched(value) for name, value in named.items()}
+
+    def warm(self, table: Table) -> None:
+        """Compile the rows of a table for the kinds of launches that were seen.
+
+        Triton specialises on whether tokens, and tokens with padding, are multiples of 16.
+        """
+        for rule in table.rules:
+            for kernel, named in list(self._seen.get(table.tunable, {}).values()):
+                changed = _under(rule.config, named)
+                for padded, tokens in itertools.product((16, 17), repeat=2):
+                    compile_only(kernel, {**changed, "EM": padded, "num_valid_tokens": tokens})
+
+
+def _untouched(value: Any) -> Any:  # noqa: ANN401 - an argument
+    if not hasattr(value, "data_ptr"):
+        return value
+    return Pointer(value.dtype, address=value.data_ptr() % 16)
+
+
+def _under(config: Config, named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a launch under a row, as vLLM's launcher derives them."""
+    changed = {**named, **config, "SPLIT_K": named["SPLIT_K"]}
+    block = [each for each in (named.get("group_n"), named.get("group_k")) if each]
+    changed["BLOCK_SIZE_K"] = min([config["BLOCK_SIZE_K"], *block])
+    swaps = getattr(sys.modules[MODULE], "enable_swap_ab", None)
+    if "SWAP_AB" in named and named["use_fp8_w8a8"] and swaps is not None:
+        changed["SWAP_AB"] = swaps(config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"])
+    if named.get("USE_TD") and named["K"] % changed["BLOCK_SIZE_K"]:
+        changed["USE_TD"] = False
+    return changed
+
+
+class _Kernel:
+    """In place of the kernel: tells of its launches."""
+
+    def __init__(self, kernel: Any, launched: Callable[..., None]) -> None:  # noqa: ANN401 - a JITFunction
+        self.kernel, self._launched = kernel, launched
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - as the kernel's
         return getattr(self.kernel, name)
@@ -281,10 +353,7 @@ class _TimedKernel:
     def __getitem__(self, grid: Any) -> Callable[..., Any]:  # noqa: ANN401 - as Triton's
         def launch(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as Triton's
             found = self.kernel[grid](*args, **kwargs)
-            try:
-                self._timer.launched()
-            except RuntimeError:  # of the device; the server's next call meets it, too
-                self._timer.forget()
+            self._launched(self.kernel, args, kwargs)
             return found
 
         return launch

@@ -479,14 +479,22 @@ def replace_everywhere(name: str, old: Any, new: Any) -> None:  # noqa: ANN401 -
             setattr(module, name, new)
 
 
-class Pointer:
-    """Stands for an aligned tensor where Triton only compiles."""
+def compile_only(kernel: Any, kwargs: Mapping[str, Any]) -> None:  # noqa: ANN401 - a JITFunction
+    """Compile a kernel, and load its binary where this Triton can."""
+    compiled = kernel.run(grid=(1, 1, 1), warmup=True, **kwargs)
+    load = getattr(compiled, "_init_handles", None)
+    if load is not None:
+        load()
 
-    def __init__(self, dtype: Any) -> None:  # noqa: ANN401 - a torch.dtype
-        self.dtype = dtype
+
+class Pointer:
+    """Stands for a tensor, an aligned one if nothing else is said, where Triton only compiles."""
+
+    def __init__(self, dtype: Any, *, address: int = 0) -> None:  # noqa: ANN401 - a torch.dtype
+        self.dtype, self._address = dtype, address
 
     def data_ptr(self) -> int:
-        return 0
+        return self._address
 
     @property
     def ptr_range(self) -> int:
