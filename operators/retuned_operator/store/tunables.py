@@ -170,7 +170,7 @@ class PodTunables:
                     self._untried.pop(target, None)
 
 
-class _Asked(BaseModel):
+class _SizeClass(BaseModel):
     """One size class of a report; other fields are for experiments."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -188,7 +188,7 @@ class _Report(BaseModel):
     id: str
     family: str
     source: str
-    asked: tuple[_Asked, ...] = Field(default=(), max_length=256)
+    asked: tuple[_SizeClass, ...] = Field(default=(), max_length=256)
     ways: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=64)]] = Field(
         default_factory=dict, max_length=16
     )
