@@ -38,6 +38,7 @@ RESERVED = frozenset(
         "RETUNED_ENDPOINT_KEY",
         "RETUNED_EXPERIMENT_UID",
         "RETUNED_GRAPHS",
+        "RETUNED_HOST_SOCKET",
         "RETUNED_JOB",
         "RETUNED_MESSAGE_PATH",
         "RETUNED_OPERATORS",

@@ -40,6 +40,8 @@ _MOST_PASSES = 32
 def written_by(source: str) -> frozenset[str] | None:
     """Return the parameters that may be written; None if the source does not tell.
 
+    Numbers that an address is computed from are among them.
+
     Examples
     --------
     >>> sorted(written_by('''
@@ -48,7 +50,7 @@ def written_by(source: str) -> frozenset[str] | None:
     ...     place = out_ptr + at
     ...     tl.store(place, tl.load(x_ptr + at).to(out_ptr.dtype.element_ty))
     ... '''))
-    ['out_ptr']
+    ['n', 'out_ptr']
     >>> written_by("x = 1") is None
     True
     """
