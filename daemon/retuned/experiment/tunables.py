@@ -120,6 +120,17 @@ class TunableTask:
     """Starts the child processes in the server's container; None starts them here."""
 
 
+def _same_version(one: str, other: str) -> bool:
+    """Whether two versions agree; a module may lack the local part that its package has.
+
+    >>> _same_version("0.32.0+cpu", "0.32.0"), _same_version("2.11.0+cu130", "2.11.0+cu128")
+    (True, False)
+    """
+    if "+" in one and "+" in other:
+        return one == other
+    return one.partition("+")[0] == other.partition("+")[0]
+
+
 def environment_differences(task: TunableTask, about: Mapping[str, Any]) -> list[str]:
     """Return how the place of an experiment differs from the server, in words; empty if it fits.
 
@@ -133,7 +144,7 @@ def environment_differences(task: TunableTask, about: Mapping[str, Any]) -> list
     ]
     versions = dict(about.get("versions", {}))
     for name, version in dict(task.environment.get("versions", {})).items():
-        if name in _COMPARED and versions.get(name) != version:
+        if name in _COMPARED and not _same_version(str(versions.get(name, "")), str(version)):
             found.append(f"{name} is {versions.get(name, 'absent')}, in the server {version}")
     return found
 
