@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from retuned.contract import Digest
-from retuned.errors import Refused, TemporaryError
+from retuned.errors import TemporaryError
 from retuned.experiment.tunable_task import TunableInputs
 from retuned.stages.proposal import rules_in
 from retuned.stages.verdict import server_side
@@ -18,7 +18,7 @@ from retuned_operator.controllers.ports import Caches, ProvenTable, TunableSourc
 from retuned_operator.kube.resources import TARGETS, Obj
 from retuned_operator.manifests import ServerImage
 from retuned_operator.schema import TuningTarget, read
-from retuned_operator.store.tunables import PodTunables
+from retuned_operator.store.tunables import PodTunables, malformed, refused
 
 _RETRY_S = 15.0
 _PULLED = "docker-pullable://"
@@ -67,9 +67,7 @@ class ClusterTunables:
                 in_force=self._in_force(resource, tunable),
             )
         except ValidationError as error:
-            first = error.errors(include_input=False, include_url=False)[0]
-            place = ".".join(str(each) for each in first["loc"])
-            raise _refused("tunable-malformed", f"{place}: {first['msg']}") from None
+            raise malformed(error) from None
         python = str(environment.get("executable", ""))
         image = image_of(pods, container=resource.spec.container, python=python)
         return TunableSource(inputs=inputs, server=image)
@@ -83,7 +81,7 @@ class ClusterTunables:
         table = self._table(entry.digest)
         if table is None:
             message = f"the table {entry.digest} of {tunable} is not in the store"
-            raise _refused("table-unknown", message)
+            raise refused("table-unknown", message)
         return rules_in(table.text)
 
 
@@ -108,7 +106,7 @@ def image_of(pods: Sequence[Obj], *, container: str, python: str) -> ServerImage
             found[image] = (pod, named)
     if len(found) > 1:
         text = f"{len(found)} images run in the pods, as during a rollout; an experiment needs one"
-        raise _refused("server-image-differs", text)
+        raise refused("server-image-differs", text)
     image, (pod, named) = next(iter(found.items())) if found else ("", ({}, {}))
     spec = part(pod, "spec")
     user = part(named, "securityContext").get("runAsUser")
@@ -127,9 +125,3 @@ def _digest_of(pod: Mapping[str, Any], container: str) -> str:
     statuses = parts(part(pod, "status"), "containerStatuses")
     status = next((each for each in statuses if each.get("name") == container), {})
     return str(status.get("imageID") or "").removeprefix(_PULLED)
-
-
-def _refused(code: str, message: str) -> Refused:
-    error = Refused("".join(each if each.isprintable() else " " for each in message)[:300])
-    error.code = code
-    return error

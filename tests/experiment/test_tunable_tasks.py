@@ -269,6 +269,10 @@ def test_the_servers_own_environment_fits_with_another_driver() -> None:
     assert compared() == []
 
 
+def test_a_servers_package_may_have_a_local_part_that_its_module_lacks() -> None:
+    assert compared(vllm="0.26.0+cpu") == []
+
+
 @pytest.mark.parametrize(
     ("changes", "names"),
     [
@@ -278,6 +282,7 @@ def test_the_servers_own_environment_fits_with_another_driver() -> None:
         ({"environment": {"torch": "2.12.0"}}, "2.12.0"),
         ({"environment": {"numerics": {}}}, "TRITON_F32_DEFAULT"),
         ({"torch": "2.11.0+cu128"}, "2.11.0+cu128"),
+        ({"torch": "2.11.0"}, "torch is 2.11.0"),
         ({"vllm": "0.27.0"}, "0.27.0"),
     ],
 )

@@ -63,51 +63,61 @@ def launched(
     """Launch the kernel by the server's own function with one row of a table."""
     ids, blocks = aligned(layer["routes"], len(layer["weights"]), row["BLOCK_SIZE_M"])
     answer = torch.full((len(layer["states"]), 2, 48), float("nan"))
-    module.invoke_fused_moe_triton_kernel(
-        A=layer["states"],
-        B=layer["weights"],
-        C=answer,
-        A_scale=None,
-        B_scale=None,
-        topk_weights=None,
-        sorted_token_ids=ids,
-        expert_ids=blocks,
-        num_tokens_post_padded=torch.tensor([len(ids)], dtype=torch.int32),
-        mul_routed_weight=False,
-        top_k=2,
-        config=dict(row),
-        compute_type=tl.float32,
-        use_fp8_w8a8=False,
-        use_int8_w8a8=False,
-        use_int8_w8a16=False,
-        use_int4_w4a16=False,
-        per_channel_quant=False,
-    )
+    _invoke(module, row, ids=ids, blocks=blocks, A=layer["states"], B=layer["weights"], C=answer)
     return answer
+
+
+def _invoke(
+    module: ModuleType,
+    row: Mapping[str, int],
+    *,
+    ids: torch.Tensor,
+    blocks: torch.Tensor,
+    **changed: Any,
+) -> None:
+    """Call the server's launcher for the first of a layer's two products, without scales."""
+    plain: dict[str, Any] = {
+        "A_scale": None,
+        "B_scale": None,
+        "topk_weights": None,
+        "sorted_token_ids": ids,
+        "expert_ids": blocks,
+        "num_tokens_post_padded": torch.tensor([len(ids)], dtype=torch.int32),
+        "mul_routed_weight": False,
+        "top_k": 2,
+        "config": dict(row),
+        "compute_type": tl.float32,
+        "use_fp8_w8a8": False,
+        "use_int8_w8a8": False,
+        "use_int8_w8a16": False,
+        "use_int4_w4a16": False,
+        "per_channel_quant": False,
+    }
+    module.invoke_fused_moe_triton_kernel(**(plain | changed))
+
+
+def launched_naive(module: ModuleType, row: Mapping[str, int]) -> None:
+    """Launch without routes in the order of experts, on a kernel that is a stand-in."""
+    ids, blocks = aligned(torch.zeros(20, 2, dtype=torch.int64), 4, row["BLOCK_SIZE_M"])
+    tensors = {"A": torch.empty(20, 80), "B": torch.empty(4, 48, 80), "C": torch.empty(20, 2, 48)}
+    _invoke(module, row, ids=ids, blocks=blocks, **tensors, sorted_token_ids=None)
 
 
 def launched_fp8(module: ModuleType, row: Mapping[str, int]) -> None:
     """Launch with weights scaled by blocks of 64, on a kernel that is a stand-in."""
     ids, blocks = aligned(torch.zeros(20, 2, dtype=torch.int64), 4, row["BLOCK_SIZE_M"])
-    module.invoke_fused_moe_triton_kernel(
+    _invoke(
+        module,
+        row,
+        ids=ids,
+        blocks=blocks,
         A=torch.empty(20, 128, dtype=torch.float8_e4m3fn),
         B=torch.empty(4, 192, 128, dtype=torch.float8_e4m3fn),
         C=torch.empty(20, 2, 192),
         A_scale=torch.ones(20, 2),
         B_scale=torch.ones(4, 3, 2),
-        topk_weights=None,
-        sorted_token_ids=ids,
-        expert_ids=blocks,
-        num_tokens_post_padded=torch.tensor([len(ids)], dtype=torch.int32),
-        mul_routed_weight=False,
-        top_k=2,
-        config=dict(row),
         compute_type=tl.bfloat16,
         use_fp8_w8a8=True,
-        use_int8_w8a8=False,
-        use_int8_w8a16=False,
-        use_int4_w4a16=False,
-        per_channel_quant=False,
         block_shape=[64, 64],
     )
 

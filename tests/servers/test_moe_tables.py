@@ -177,22 +177,29 @@ def test_a_row_is_cut_to_the_blocks_of_scales_as_the_server_cuts_it(wheel: Wheel
 
 
 @VLLM
-def test_a_launch_without_a_look_up_is_nobodys(wheel: Wheel) -> None:
+def test_a_launch_counts_for_the_look_up_before_it_alone(wheel: Wheel) -> None:
     registry, layer = Registry(), moe.experts_of(20, 4, 80)
     with moe.fused_moe(unpacked(wheel)) as module:
         kernel = Kernel(list(module.fused_moe_kernel.arg_names))
         vars(module)["fused_moe_kernel"] = kernel
         MoeHook(registry).install()
-        row = moe.asked(module, 20)
-        other = moe.asked(module, 20, experts=7)
+        moe.asked(module, 20)
+        row = moe.asked(module, 20, experts=7)
         first, second = registry
-        for _ in range(3):  # the third is of no look-up
-            moe.launched(module, layer, other)
-        put(first, ROW)
-        assert first.table is not None
-        first.warm(first.table)
-        assert kernel.compiled == [], "its own launches were never seen"
-    assert row != other or second.id != first.id
+        for _ in range(2):
+            moe.launched(module, layer, row)
+        moe.launched_naive(module, row)  # a third kind, of no look-up
+        for tunable, kinds in ((first, set()), (second, {False})):
+            kernel.compiled.clear()
+            put(tunable, ROW)
+            assert tunable.table is not None
+            tunable.warm(tunable.table)
+            assert {each["naive_block_assignment"] for each in kernel.compiled} == kinds
+        moe.asked(module, 20, experts=7)
+        moe.launched_naive(module, row)
+        assert second.table is not None
+        second.warm(second.table)
+        assert {each["naive_block_assignment"] for each in kernel.compiled} == {False, True}
 
 
 @VLLM

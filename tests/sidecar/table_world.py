@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.sidecar import sidecar_world
 from tests.sidecar.sidecar_world import TARGET, PodWorld
 
 from retuned.contract import Digest, Guard
@@ -20,7 +21,7 @@ from retuned.sidecar.key_pinning import PinnedKeys
 from retuned.sidecar.sockets import PodSocket
 from retuned.sidecar.store import PodStore
 from retuned.sidecar.tables import OrderedTables
-from retuned.stages.swap import SwapKind, SwapOrder
+from retuned.stages.swap import SwapOrder
 from retuned.store.artifact_folder import MANIFEST, bundle_of, sign_artifact
 
 SOURCE = "sha256:" + "5" * 64
@@ -167,15 +168,7 @@ def swap(
     previous: Digest | None = None,
     target: str = TARGET,
 ) -> SwapOrder:
-    return SwapOrder(
-        id=f"swap-{proposal}-{epoch}",
-        kind=SwapKind.SWAP,
-        proposal=proposal,
-        target=target,
-        definition=name,
-        artifact=artifact,
-        previous=previous,
-        previous_guard=Guard() if previous else None,
-        guard=Guard(bounds={"rows": (33, 64)}),
-        epoch=epoch,
+    order = sidecar_world.swap(
+        artifact, epoch=epoch, proposal=proposal, name=name, previous=previous, target=target
     )
+    return order.model_copy(update={"guard": Guard(bounds={"rows": (33, 64)})})

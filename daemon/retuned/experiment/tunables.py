@@ -80,6 +80,7 @@ log = logging.getLogger(__name__)
 _FILE = "table.json"
 _COMPARED = ("torch", "triton", "vllm", "sglang")
 """Packages whose versions must be the server's."""
+_SERVERS = ("vllm", "sglang")
 _RETRY_S = 5.0
 _BLOCKS, _PAIRS = 2, 3
 """Blocks of a size class in one process, and pairs of one block."""
@@ -120,15 +121,20 @@ class TunableTask:
     """Starts the child processes in the server's container; None starts them here."""
 
 
-def _same_version(one: str, other: str) -> bool:
-    """Whether two versions agree; a module may lack the local part that its package has.
+def _same_version(name: str, one: str, other: str) -> bool:
+    """Whether two versions of a package agree.
 
-    >>> _same_version("0.32.0+cpu", "0.32.0"), _same_version("2.11.0+cu130", "2.11.0+cu128")
-    (True, False)
+    A server's module may lack the local part that its package has, and a child reads the package
+    while it has not imported the module.
+
+    >>> _same_version("vllm", "0.32.0+cpu", "0.32.0")
+    True
+    >>> _same_version("torch", "2.11.0+cpu", "2.11.0")
+    False
     """
-    if "+" in one and "+" in other:
-        return one == other
-    return one.partition("+")[0] == other.partition("+")[0]
+    if name in _SERVERS and not ("+" in one and "+" in other):
+        return one.partition("+")[0] == other.partition("+")[0]
+    return one == other
 
 
 def environment_differences(task: TunableTask, about: Mapping[str, Any]) -> list[str]:
@@ -144,7 +150,7 @@ def environment_differences(task: TunableTask, about: Mapping[str, Any]) -> list
     ]
     versions = dict(about.get("versions", {}))
     for name, version in dict(task.environment.get("versions", {})).items():
-        if name in _COMPARED and not _same_version(str(versions.get(name, "")), str(version)):
+        if name in _COMPARED and not _same_version(name, str(versions.get(name, "")), str(version)):
             found.append(f"{name} is {versions.get(name, 'absent')}, in the server {version}")
     return found
 

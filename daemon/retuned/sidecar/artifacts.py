@@ -75,9 +75,9 @@ class Artifacts:
     def opens(self, order: SwapOrder) -> bool:
         """Whether preparing an order opens its slot, which a live kernel does not have before.
 
-        Yes where nobody can say: what is wrong with its artifact is said when it is delivered. A
-        table's slot appears with the first launch of its kernel; until then its order waits, and
-        the reason is reported. A rollback has nothing to wait for.
+        True for an artifact that cannot be read: its delivery reports what is wrong. A table's slot
+        appears with the first launch of its kernel; until then its order waits, and the sidecar
+        reports the reason. A rollback does not wait.
         """
         if is_tunable(order.definition):
             return order.kind is SwapKind.SWAP

@@ -65,7 +65,7 @@ _RETRY_S = 15.0
 
 
 class NoTunables:
-    """A `TunableSources` of an operator that hears of no tunables."""
+    """A `TunableSources` of an operator without posts of tunables."""
 
     def source(self, target: str, tunable: str) -> TunableSource | None:
         return None

@@ -85,7 +85,7 @@ class PodTunables:
         posted = {name: max(each.at for each in posts.values()) for name, posts in known.items()}
         oldest = min(posted, key=lambda name: posted[name])
         if now - posted[oldest] <= POST_FRESH:
-            raise _refused("too-many-tunables", f"{target} has {MAX_TUNABLES} already")
+            raise refused("too-many-tunables", f"{target} has {MAX_TUNABLES} already")
         self._forget(target, oldest)
 
     def _forget(self, target: str, name: str) -> None:
@@ -227,20 +227,26 @@ def _checked(post: TunablePost) -> _Report:
         needs = _Needs.model_validate_json(post.text)
         frozen = json.loads(post.frozen) if post.frozen else {}
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        place = ".".join(["text", *map(str, first["loc"])])
-        raise _refused("tunable-malformed", f"{place}: {first['msg']}") from None
+        raise malformed(error, within="text.") from None
     except (ValueError, RecursionError) as error:
-        raise _refused("tunable-malformed", f"frozen: {error}") from None
+        raise refused("tunable-malformed", f"frozen: {error}") from None
     report = needs.report
     if (report.id, report.family, report.source) != (post.name, post.family, post.source):
-        raise _refused("tunable-malformed", "text.report: is about another tunable")
+        raise refused("tunable-malformed", "text.report: is about another tunable")
     if not isinstance(frozen, dict):
-        raise _refused("tunable-malformed", "frozen: is not an object")
+        raise refused("tunable-malformed", "frozen: is not an object")
     return report
 
 
-def _refused(code: str, message: str) -> Refused:
+def malformed(error: ValidationError, *, within: str = "") -> Refused:
+    """Return the refusal of a post, with the first place that is wrong: ``tunable-malformed``."""
+    first = error.errors(include_input=False, include_url=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    return refused("tunable-malformed", f"{within}{place}: {first['msg']}")
+
+
+def refused(code: str, message: str) -> Refused:
+    """Return a refusal with its code; the message is text from outside, cut to one line."""
     error = Refused("".join(each if each.isprintable() else " " for each in message)[:300])
     error.code = code
     return error

@@ -332,7 +332,7 @@ class TableChecks(CheckQueue):
             check.held.append(ours)
             with device.aside(device.mark()):
                 self._send(check, ours, theirs, device.changed((), ()))
-        except Exception as error:  # as above
+        except Exception as error:  # a check must not reach the server
             self._abandon(check, NO_ROOM, error)
 
     def arrived(self, check: PendingCheck) -> None:

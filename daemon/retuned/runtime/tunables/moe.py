@@ -342,7 +342,7 @@ def _under(config: Config, named: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Kernel:
-    """In place of the kernel: tells of its launches."""
+    """In place of the kernel: reports its launches."""
 
     def __init__(self, kernel: Any, launched: Callable[..., None]) -> None:  # noqa: ANN401 - a JITFunction
         self.kernel, self._launched = kernel, launched
