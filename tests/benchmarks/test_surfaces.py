@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.gpu.vllm_live import surfaces
 from benchmarks.gpu.vllm_live.surfaces import DRAWS, Surface, measure, recovery
 
-from retuned.errors import CandidateError
+from retuned.errors import CandidateError, HarnessError
 from retuned.tunables.search import Space, key_of
 
 REPORT = {"family": "attention", "geometry": {"query_heads": 8, "kv_heads": 2}}
@@ -82,3 +85,45 @@ def test_the_best_and_the_choice_are_valued_by_a_draw_that_chose_neither() -> No
     found = recovery(surface)
     assert (found["found"], found["best"]) == (one, two)
     assert found["recovered"] == pytest.approx(0.8)
+
+
+def test_every_tunable_of_a_server_gets_its_first_class_before_a_second(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    opened: list[str] = []
+
+    class Named(Child):
+        def __init__(self, environment: Mapping[str, Any], *, device: str, folder: Path) -> None:
+            super().__init__()
+            assert (environment["device"], device) == ({"name": "X"}, "1")
+
+        def __enter__(self) -> Named:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def ask(self, request: Mapping[str, Any], *, limit_s: float) -> dict[str, Any]:
+            if request["op"] == "open":
+                opened.append(request["recipe"]["name"])
+                if request["recipe"]["name"] == "b1":
+                    raise HarnessError("not described")
+            return super().ask(request, limit_s=limit_s)
+
+    def recipe(name: str) -> dict[str, Any]:
+        return {**RECIPE, "name": name}
+
+    monkeypatch.setattr(surfaces, "ChildProcess", Named)
+    described = {
+        "environment": {"device": {"name": "X"}},
+        "tunables": [
+            {"report": {**REPORT, "id": "a"}, "recipes": [recipe("a1"), recipe("a2")]},
+            {"report": {**REPORT, "id": "b"}, "recipes": [recipe("b1")]},
+        ],
+    }
+    out = tmp_path / "out.json"
+    surfaces.measure_all(described, out, device="1", processes=1, until_s=math.inf)
+    assert list(dict.fromkeys(opened)) == ["a1", "b1", "a2"]
+    rows = json.loads(out.read_text())["rows"]
+    assert [each["tunable"] for each in rows] == ["a", "b", "a"]
+    assert "not described" in rows[1]["error"]
+    assert rows[0]["recovered"] == rows[2]["recovered"] > 0.8

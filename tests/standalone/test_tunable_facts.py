@@ -75,6 +75,32 @@ def test_replays_follow_from_steps_and_their_time_from_the_keys_that_are_read() 
     assert used.time_us == pytest.approx(50 * 48 * 1e6 * read_bytes / 8e12)
 
 
+def test_replays_of_experts_take_what_reading_their_weights_takes() -> None:
+    graph = asked(0, 96, captured=96, sizes=[248, 256], how="default") | {"axes": {"tokens": 256}}
+    geometry = {"E": 512, "N": 128, "K": 2048, "top_k": 8, "dtype": "fp8_w8a8"}
+    experts = report(graph, family="moe", kernel="fused_moe_kernel", geometry=geometry)
+    before = process(experts, sizes={"256": [10, 0]})
+    now = process(experts, sizes={"256": [110, 90]})
+    (used,) = used_classes(NAME, before, now)
+    assert used.launches == 100 * 48
+    every = 512 * 3 * 128 * 2048  # bytes; a 56th of the experts is chosen by no token
+    assert used.time_us == pytest.approx(100 * 48 * 1e6 * every / 8e12, rel=0.02)
+    timed = report(graph | {"timed": 2, "timed_us": 800.0}, family="moe", geometry=geometry)
+    (used,) = used_classes(NAME, process(timed), process(timed, sizes={"256": [1, 0]}))
+    assert used.time_us == 48 * 400.0
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"E": 0}, {"top_k": 513}, {"top_k": "8"}, {"N": -1}, {"K": 1 << 40}, {"E": None}]
+)
+def test_a_geometry_that_cannot_be_gives_no_time(wrong: dict[str, Any]) -> None:
+    graph = asked(0, 8, captured=8, sizes=[64]) | {"axes": {"tokens": 64}}
+    geometry = {"E": 64, "N": 128, "K": 2048, "top_k": 8, "dtype": None} | wrong
+    experts = report(graph, family="moe", geometry=geometry)
+    (used,) = used_classes(NAME, process(experts), process(experts, sizes={"64": [5, 0]}))
+    assert (used.launches, used.time_us) == (40.0, 0.0)
+
+
 def test_a_tunable_that_cannot_be_read_hides_no_other_and_no_report_is_trusted() -> None:
     bad: list[dict[str, Any]] = [
         report(id="elsewhere"),

@@ -3,10 +3,12 @@
     OUT=/tmp/out python -m benchmarks.gpu.vllm_live --vllm BIN/vllm --python BIN/python CASE
 
 Cases: ``attention`` (Triton attention, chat turns into long prompts), ``decode`` (the same, into
-long answers to long prompts, decoded in captured graphs), ``mamba2`` (autotuners that
-were asked once at a warm-up size), ``moe`` (block-FP8 experts without a file on this card),
-``default`` (a server with nothing to gain: FlashAttention). The program writes ``OUT/CASE.json``
-after each part. A part that fails is in the file with its error, and the parts after it run.
+long answers to long prompts, decoded in captured graphs), ``mamba2`` and ``hybrid`` (autotuners
+that were asked once at a warm-up size), ``moe`` (block-FP8 experts without a file on this card,
+prefill of 1,024 tokens a step and decode of 256 in captured graphs), ``default`` (a server with
+nothing to gain: FlashAttention). The program writes ``OUT/CASE.json`` after each part, and
+``OUT/CASE-described.json`` for `surfaces`. A part that fails is in the file with its error, and the
+parts after it run.
 """
 
 from __future__ import annotations
@@ -58,6 +60,21 @@ class Case:
     """Tables after which it has done so."""
 
 
+def _mamba(model: str) -> Case:
+    return Case(
+        model=model,
+        options=(
+            *("--max-model-len", "32768", "--max-num-batched-tokens", "16384"),
+            *("--max-num-seqs", "64", "--gpu-memory-utilization", "0.5"),
+        ),
+        chat=((128, 256, 384, 512), 64, 16),
+        drifted=((16384,), 1, 4),
+        per_block=16,
+        seek_s=300.0,
+        expected=4,
+    )
+
+
 CASES = {
     "attention": Case(
         model="dense",
@@ -83,18 +100,8 @@ CASES = {
         per_block=16,
         decode=(16, 8192),
     ),
-    "mamba2": Case(
-        model="mamba2",
-        options=(
-            *("--max-model-len", "32768", "--max-num-batched-tokens", "16384"),
-            *("--max-num-seqs", "64", "--gpu-memory-utilization", "0.5"),
-        ),
-        chat=((128, 256, 384, 512), 64, 16),
-        drifted=((16384,), 1, 4),
-        per_block=16,
-        seek_s=300.0,
-        expected=4,
-    ),
+    "mamba2": _mamba("mamba2"),
+    "hybrid": _mamba("hybrid"),
     "moe": Case(
         model="moe_fp8",
         options=(
@@ -102,8 +109,9 @@ CASES = {
             *("--max-num-seqs", "256", "--gpu-memory-utilization", "0.6"),
         ),
         chat=((64,), 64, 8),
-        drifted=((1023,), 1, 8),
-        per_block=40,
+        drifted=((64,), 256, 256),
+        per_block=256,
+        decode=(256, 64),
     ),
     "default": Case(
         model="dense",
@@ -181,10 +189,18 @@ async def run(show: Show) -> None:
     )
     show.note("model", kind=model, seconds=round(time.monotonic() - begin_s, 1))
     server = Vllm(
-        Path(options.vllm), folder / "models" / model, folder / show.name, options=case.options
+        Path(options.vllm),
+        folder / "models" / model,
+        folder / show.name,
+        options=case.options,
+        gpu=options.gpu,
     )
     daemon = Daemon(
-        Path(options.python), server, folder / f"{show.name}-daemon", policy=HERE / "policy.yaml"
+        Path(options.python),
+        server,
+        folder / f"{show.name}-daemon",
+        policy=HERE / "policy.yaml",
+        gpus=options.experiments,
     )
     try:
         show.note("healthy", seconds=server.start())
@@ -278,19 +294,64 @@ async def _traffic(show: Show, server: Vllm, daemon: Daemon, toggles: Toggles) -
         if len(drifted.failed) > 20 or len(engaged) >= show.case.expected:
             break
         await asyncio.sleep(1.0)
+    loads = [chat, drifted]
     if approved:
         await asyncio.sleep(5.0)
+        if show.case.decode is not None:
+            await drifted.stop()
+            await show.part("by_itself", lambda: _by_itself(show, server, toggles))
+            drifted = await Load(server.url, concurrency, lengths, output, seed="drifted").start()
+            loads.append(drifted)
+            await drifted.until(concurrency)
         await show.part("rollback", lambda: _rollback(daemon, toggles, approved))
     show.results["history"] = await asyncio.to_thread(daemon.json, "history", "--limit", "400")
     show.results["status"] = await asyncio.to_thread(daemon.json, "status")
+    await show.part("described", lambda: _described(show, drifted, toggles))
     await drifted.stop()
+    failed = [error for each in loads for error in each.failed]
     show.results["requests"] = {
         "chat": len(chat.done),
-        "drifted": len(drifted.done),
-        "failed": len(chat.failed) + len(drifted.failed),
-        "errors": [*chat.failed, *drifted.failed][:5],
+        "drifted": sum(len(each.done) for each in loads[1:]),
+        "failed": len(failed),
+        "errors": failed[:5],
     }
     await show.part("after_drift", lambda: _report(toggles))
+
+
+async def _by_itself(show: Show, server: Vllm, toggles: Toggles) -> dict[str, Any]:
+    """Decode under the daemon's table, after graphs were captured in an idle moment."""
+    assert show.case.decode is not None, "asked for"
+    count, length = show.case.decode
+    captured = await _captured(toggles)
+    return captured | await streams(server.url, count=count, length=length, tokens=100)
+
+
+async def _captured(toggles: Toggles) -> dict[str, Any]:
+    """Wait until idle moments capture nothing more."""
+    begin_s = changed_s = time.monotonic()
+    sizes: list[list[int]] = []
+    while time.monotonic() < min(changed_s + 4.0, begin_s + 40.0):
+        report = await asyncio.to_thread(toggles.report)
+        now = [each["table"]["captured"] for each in report["tunables"] if each["table"]]
+        if now != sizes:
+            sizes, changed_s = now, time.monotonic()
+        await asyncio.sleep(0.2)
+    return {"captured": sizes, "seconds": round(changed_s - begin_s, 2)}
+
+
+async def _described(show: Show, load: Load, toggles: Toggles) -> None:
+    """Write what `surfaces` needs, whole numbers of recorded launches among it."""
+    report = await asyncio.to_thread(toggles.report)
+    recorded = [each["id"] for each in report["tunables"] if each["family"] == "autotune"]
+    for name in recorded:
+        request = {"op": "tunable-record", "id": name, "on": True}
+        await asyncio.to_thread(toggles.ask, request)
+    await load.until(len(load.done) + 4 * show.case.drifted[2])
+    found = await asyncio.to_thread(direct.described, toggles)
+    for name in recorded:
+        request = {"op": "tunable-record", "id": name, "on": False}
+        await asyncio.to_thread(toggles.ask, request)
+    (show.out.parent / f"{show.name}-described.json").write_text(json.dumps(found))
 
 
 async def _rollback(daemon: Daemon, toggles: Toggles, proposals: Collection[str]) -> dict[str, Any]:
@@ -363,10 +424,9 @@ async def _direct(show: Show, server: Vllm, toggles: Toggles) -> list[Signed]:
             direct.search,
             toggles,
             Path(show.options.work) / "child",
-            device=show.options.device,
-            pausing=show.options.device == "0",
+            device=show.options.experiments.rpartition(",")[2],
+            pausing=show.options.experiments == show.options.gpu,
             until_s=time.monotonic() + limit_s,
-            whole=show.options.whole,
         )
         found.extend(map(Signed, tables))
         return measured
@@ -394,6 +454,8 @@ async def _proof(show: Show, server: Vllm, tables: list[Signed], toggles: Toggle
         return [toggles.off(json.loads(each.text)["tunable"]) for each in tables]
 
     await show.part("first_switch", lambda: asyncio.to_thread(switch, True))
+    if show.case.decode is not None:
+        await show.part("captured", lambda: _captured(toggles))
     await show.part("pairs", lambda: _pairs(show, server, switch))
     await show.part("answers", lambda: _answers(show, server, switch, toggles))
     if show.case.decode is not None:
@@ -515,16 +577,12 @@ def main() -> int:
     parser.add_argument("--until", type=float, default=480.0, help="seconds of each case")
     parser.add_argument("--chat-s", type=float, default=25.0)
     parser.add_argument("--direct", action="store_true", help="search without the daemon")
-    parser.add_argument("--device", default="0", help="GPU of the experiments with --direct")
+    parser.add_argument("--gpu", default="0", help="GPU of the server")
     parser.add_argument(
-        "--whole",
-        type=int,
-        default=0,
-        help="processes that measure whole spaces (needs --device 1)",
+        "--experiments", default="", help="GPUs of experiments, such as 0,1; default: the server's"
     )
     options = parser.parse_args()
-    if options.whole and options.device == "0":
-        parser.error("--whole needs another GPU than the server's: --device 1")
+    options.experiments = options.experiments or options.gpu
     failed = False
     for name in options.cases:
         show = Show(name, options)

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.vllm_live import surfaces
 from benchmarks.gpu.vllm_live.toggles import Toggles
 
 from retuned.runtime.tunables.records import bucket, canonical
@@ -23,7 +22,7 @@ _MOST_CLASSES = 4
 
 
 def search(
-    toggles: Toggles, folder: Path, *, device: str, pausing: bool, until_s: float, whole: int = 0
+    toggles: Toggles, folder: Path, *, device: str, pausing: bool, until_s: float
 ) -> tuple[list[str], list[dict[str, Any]]]:
     """Search all tunables; return tables that won, and what was measured.
 
@@ -35,8 +34,6 @@ def search(
         Whether the server is paused while candidates are timed: they share its GPU.
     until_s
         Moment of the monotonic clock.
-    whole
-        Processes that also measure each class's whole space; none if 0. Not beside the server.
     """
     report = toggles.report()
     tables: list[str] = []
@@ -62,43 +59,26 @@ def search(
                 print(tunable["id"], {**_plain(found), "trials": len(found.trials)}, flush=True)
                 if not child.alive:
                     return tables, measured
-                if whole:
-                    surface = _surface(
-                        report["environment"],
-                        tunable,
-                        recipe=recipe,
-                        folder=folder,
-                        device=device,
-                        count=whole,
-                        until_s=until_s,
-                    )
-                    measured.append({"tunable": tunable["id"], **surface})
             table = _table(tunable, results)
             if table is not None:
                 tables.append(table)
     return tables, measured
 
 
-def _surface(
-    environment: Mapping[str, Any],
-    tunable: Mapping[str, Any],
-    *,
-    recipe: Mapping[str, Any],
-    folder: Path,
-    device: str,
-    count: int,
-    until_s: float,
-) -> dict[str, Any]:
-    """Measure the whole space of one class in fresh processes."""
-    with contextlib.ExitStack() as stack:
-        children = [
-            stack.enter_context(ChildProcess(environment, device=device, folder=folder))
-            for _ in range(count)
-        ]
-        surface = surfaces.measure(children, tunable, recipe, until_s=until_s)
-    found = surfaces.recovery(surface)
-    print(tunable["id"], found, flush=True)
-    return {"recovery": found, "failed": surface.failed, "draws": surface.draws}
+def described(toggles: Toggles) -> dict[str, Any]:
+    """Return what experiments on the tunables of this server need, without the server.
+
+    ``environment``, and ``tunables`` with ``report`` and ``recipes``, the most time first.
+    """
+    report = toggles.report()
+    tunables = [each for each in report["tunables"] if not each["refused"]]
+    return {
+        "environment": report["environment"],
+        "tunables": [
+            {"report": each, "recipes": _recipes(toggles, each)}
+            for each in sorted(tunables, key=_time_us, reverse=True)
+        ],
+    }
 
 
 def _time_us(tunable: Mapping[str, Any]) -> float:

@@ -3,7 +3,7 @@
 Weights are scaled by fan-in and norms are 1, so activations are of order one and a greedy answer
 depends on the whole prompt.
 
-    python -m benchmarks.gpu.vllm_live.models OUT dense|mamba2|moe_fp8_e256|moe_fp8_e512
+    python -m benchmarks.gpu.vllm_live.models OUT dense|mamba2|hybrid|moe_fp8_e256|moe_fp8_e512
 """
 
 from __future__ import annotations
@@ -66,6 +66,37 @@ _MAMBA2: dict[str, Any] = {
     "time_step_limit": [0.0, 1e9],
     "dtype": "bfloat16",
 }
+_HYBRID: dict[str, Any] = {
+    "architectures": ["NemotronHForCausalLM"],
+    "model_type": "nemotron_h",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 2048,
+    "hybrid_override_pattern": "MM-M*-" * 6,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 4096,
+    "mlp_hidden_act": "relu2",
+    "mamba_num_heads": 64,
+    "mamba_head_dim": 64,
+    "ssm_state_size": 128,
+    "n_groups": 8,
+    "chunk_size": 128,
+    "expand": 2,
+    "conv_kernel": 4,
+    "use_bias": False,
+    "use_conv_bias": True,
+    "layer_norm_epsilon": 1e-5,
+    "max_position_embeddings": 32_768,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "residual_in_fp32": False,
+    "dtype": "bfloat16",
+}
+"""A small Nemotron-H: 18 Mamba2 layers, 6 of attention, 12 MLPs."""
 
 
 def _moe_fp8(experts: int, width: int) -> dict[str, Any]:
@@ -102,6 +133,7 @@ def _moe_fp8(experts: int, width: int) -> dict[str, Any]:
 KINDS: Mapping[str, dict[str, Any]] = {
     "dense": _LLAMA,
     "mamba2": _MAMBA2,
+    "hybrid": _HYBRID,
     # vLLM 0.26 has no file for these on an H100 80GB HBM3 and on an H200, respectively
     "moe_fp8_e256": _moe_fp8(256, 256),
     "moe_fp8_e512": _moe_fp8(512, 128),
@@ -192,23 +224,56 @@ def _llama(config: Mapping[str, Any]) -> Iterator[Tensor]:
 
 
 def _mamba2(config: Mapping[str, Any]) -> Iterator[Tensor]:
-    hidden, heads = config["hidden_size"], config["num_heads"]
-    inner = heads * config["head_dim"]
-    groups = 2 * config["n_groups"] * config["state_size"]
+    hidden = config["hidden_size"]
     yield "backbone.embeddings.weight", (VOCABULARY, hidden), "normal"
     yield "lm_head.weight", (VOCABULARY, hidden), "fan-in"
     yield "backbone.norm_f.weight", (hidden,), "ones"
     for layer in range(config["num_hidden_layers"]):
         at = f"backbone.layers.{layer}."
         yield at + "norm.weight", (hidden,), "ones"
-        yield at + "mixer.in_proj.weight", (2 * inner + groups + heads, hidden), "fan-in"
-        yield at + "mixer.conv1d.weight", (inner + groups, 1, config["conv_kernel"]), "fan-in"
-        yield at + "mixer.conv1d.bias", (inner + groups,), "zeros"
-        yield at + "mixer.A_log", (heads,), "a-log"
-        yield at + "mixer.D", (heads,), "ones"
-        yield at + "mixer.dt_bias", (heads,), "dt-bias"
-        yield at + "mixer.norm.weight", (inner,), "ones"
-        yield at + "mixer.out_proj.weight", (hidden, inner), "fan-in"
+        heads, size = config["num_heads"], config["head_dim"]
+        yield from _mamba_mixer(config, at, heads=heads, size=size, state=config["state_size"])
+
+
+def _hybrid(config: Mapping[str, Any]) -> Iterator[Tensor]:
+    hidden, size = config["hidden_size"], config["head_dim"]
+    query, key = config["num_attention_heads"] * size, config["num_key_value_heads"] * size
+    yield "backbone.embeddings.weight", (VOCABULARY, hidden), "normal"
+    yield "lm_head.weight", (VOCABULARY, hidden), "fan-in"
+    yield "backbone.norm_f.weight", (hidden,), "ones"
+    for layer, kind in enumerate(config["hybrid_override_pattern"]):
+        at = f"backbone.layers.{layer}."
+        yield at + "norm.weight", (hidden,), "ones"
+        if kind == "M":
+            heads, width = config["mamba_num_heads"], config["mamba_head_dim"]
+            state = config["ssm_state_size"]
+            yield from _mamba_mixer(config, at, heads=heads, size=width, state=state)
+        elif kind == "*":
+            yield at + "mixer.q_proj.weight", (query, hidden), "fan-in"
+            yield at + "mixer.k_proj.weight", (key, hidden), "fan-in"
+            yield at + "mixer.v_proj.weight", (key, hidden), "fan-in"
+            yield at + "mixer.o_proj.weight", (hidden, query), "fan-in"
+        else:
+            yield at + "mixer.up_proj.weight", (config["intermediate_size"], hidden), "fan-in"
+            yield at + "mixer.down_proj.weight", (hidden, config["intermediate_size"]), "fan-in"
+
+
+def _mamba_mixer(
+    config: Mapping[str, Any], at: str, *, heads: int, size: int, state: int
+) -> Iterator[Tensor]:
+    hidden, inner = config["hidden_size"], heads * size
+    groups = 2 * config["n_groups"] * state
+    yield at + "mixer.in_proj.weight", (2 * inner + groups + heads, hidden), "fan-in"
+    yield at + "mixer.conv1d.weight", (inner + groups, 1, config["conv_kernel"]), "fan-in"
+    yield at + "mixer.conv1d.bias", (inner + groups,), "zeros"
+    yield at + "mixer.A_log", (heads,), "a-log"
+    yield at + "mixer.D", (heads,), "ones"
+    yield at + "mixer.dt_bias", (heads,), "dt-bias"
+    yield at + "mixer.norm.weight", (inner,), "ones"
+    yield at + "mixer.out_proj.weight", (hidden, inner), "fan-in"
+
+
+_PARTS = {"mamba2": _mamba2, "nemotron_h": _hybrid}
 
 
 def make(folder: Path, kind: str) -> None:
@@ -225,8 +290,7 @@ def make(folder: Path, kind: str) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator(device).manual_seed(0)
     tensors = {}
-    listed = _mamba2(config) if config["model_type"] == "mamba2" else _llama(config)
-    for name, shape, draw in listed:
+    for name, shape, draw in _PARTS.get(config["model_type"], _llama)(config):
         if draw == "fp8":
             drawn = torch.randn(shape, generator=generator, device=device)
             tensors[name] = drawn.to(torch.float8_e4m3fn).cpu()

@@ -126,9 +126,14 @@ class Vllm:
 
 
 class Daemon:
-    """``retuned run`` beside a server, with a policy that needs one approval."""
+    """``retuned run`` beside a server, with a policy that needs one approval.
 
-    def __init__(self, python: Path, server: Vllm, folder: Path, *, policy: Path) -> None:
+    `gpus` are those that it may use, such as ``0,1``; all if empty.
+    """
+
+    def __init__(
+        self, python: Path, server: Vllm, folder: Path, *, policy: Path, gpus: str = ""
+    ) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         self.state = folder / "state"
@@ -148,6 +153,8 @@ class Daemon:
             "RETUNED_CAPTURE_INPUTS": "true",
             "RETUNED_MAX_EXPERIMENT_S": "240",
         }
+        if gpus:
+            self.environment["CUDA_VISIBLE_DEVICES"] = gpus
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

@@ -3,20 +3,32 @@
 Each configuration is timed three times, against the server's own choice and with other inputs each
 time: the search sees the first time, the best of all is chosen by the second, and both are valued
 by the third. So neither profits from its own noise.
+
+    python -m benchmarks.gpu.vllm_live.surfaces DESCRIBED OUT --device 1 --processes 12 --until 280
+
+DESCRIBED is what ``benchmarks.gpu.vllm_live`` wrote of a server that has ended since. The size
+class with the most time of each tunable comes first, then the second of each.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import itertools
+import json
 import math
 import random
 import statistics
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from retuned.errors import CandidateError
+from retuned.errors import CandidateError, RetunedError
+from retuned.tunables.process import ChildProcess
 from retuned.tunables.search import Config, Space, key_of, proposals, space_of
 from retuned.tunables.tune import CHECK_S, ENDED, Recipe, Runner, checked
 
@@ -139,3 +151,63 @@ def recovery(surface: Surface) -> dict[str, Any]:
         "best_us": valuing[best],
         "recovered": valuing[best] / valuing[found],
     }
+
+
+def measure_all(
+    described: Mapping[str, Any], out: Path, *, device: str, processes: int, until_s: float
+) -> None:
+    """Measure size classes until time is over; `out` is written after each."""
+    environment, tunables = described["environment"], described["tunables"]
+    rows: list[dict[str, Any]] = []
+    for recipes in itertools.zip_longest(*(each["recipes"] for each in tunables)):
+        for tunable, recipe in zip(tunables, recipes, strict=True):
+            if recipe is None or time.monotonic() > until_s:
+                continue
+            row: dict[str, Any] = {"tunable": tunable["report"]["id"], "axes": recipe["axes"]}
+            try:
+                with (
+                    tempfile.TemporaryDirectory() as folder,
+                    _children(environment, device, Path(folder), count=processes) as children,
+                ):
+                    surface = measure(children, tunable["report"], recipe, until_s=until_s)
+                row |= recovery(surface)
+                rows.append({**row, "failures": surface.failed, "draws": surface.draws})
+            except RetunedError as error:
+                row |= {"error": repr(error)}
+                rows.append(row)
+            print(json.dumps(row)[:600], flush=True)
+            out.write_text(json.dumps({"device": environment["device"], "rows": rows}))
+
+
+@contextlib.contextmanager
+def _children(
+    environment: Mapping[str, Any], device: str, folder: Path, *, count: int
+) -> Iterator[list[ChildProcess]]:
+    with contextlib.ExitStack() as stack:
+        made = (ChildProcess(environment, device=device, folder=folder) for _ in range(count))
+        yield [stack.enter_context(each) for each in made]
+
+
+def main() -> int:
+    """Measure what a server described."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("described", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--device", default="0")
+    parser.add_argument("--processes", type=int, default=8, help="that compile at the same time")
+    parser.add_argument("--until", type=float, default=300.0, help="seconds")
+    options = parser.parse_args()
+    measure_all(
+        json.loads(options.described.read_text()),
+        options.out,
+        device=options.device,
+        processes=options.processes,
+        until_s=time.monotonic() + options.until,
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

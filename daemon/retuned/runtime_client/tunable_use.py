@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from retuned.runtime.tunables.records import canonical
 from retuned.runtime_client.tunables import SizeClassReport, TunableProcess, TunableReport
 from retuned.stages.hypothesis import UsedClass
 
 Gain = Callable[[TunableReport, SizeClassReport], float]
-_MOST_HEADS = 1 << 20
+_LONGEST = 1 << 20
+"""Largest length of a geometry that is believed."""
 _FASTEST_BYTES_PER_S = 8e12
-"""Memory bandwidth of the fastest GPUs of 2026: no attention reads its keys in less time."""
+"""Memory bandwidth of the fastest GPUs of 2026: no kernel reads its inputs in less time."""
 
 
 def used_classes(
@@ -44,6 +45,9 @@ def used_classes(
         if report.family == "attention" and each.captured:
             sequences = each.axes.get("sequences", 0)
             mean_us = max(mean_us, _reading_us(report, now, sequences=sequences))
+        elif report.family == "moe" and each.captured:
+            tokens = each.axes.get("tokens", 0)
+            mean_us = max(mean_us, _weights_us(report.geometry, tokens=tokens))
         found.append(
             UsedClass(
                 axes=each.axes,
@@ -87,5 +91,21 @@ def _reading_us(report: TunableReport, process: TunableProcess, *, sequences: in
     return 1e6 * read_bytes / _FASTEST_BYTES_PER_S
 
 
+def _weights_us(geometry: Mapping[str, object], *, tokens: int) -> float:
+    """Return the least time to read the weights that even routes choose, microseconds.
+
+    Two products with a gate: three matrices of N times K an expert.
+    """
+    experts, width, hidden, top_k = (
+        _number(geometry.get(name)) for name in ("E", "N", "K", "top_k")
+    )
+    if not (0 < top_k <= experts):
+        return 0.0
+    chosen = experts * (1.0 - (1.0 - top_k / experts) ** max(tokens, 0))
+    dtype = str(geometry.get("dtype"))
+    weight_bytes = 0.5 if "int4" in dtype else 1.0 if "8" in dtype else 2.0
+    return 1e6 * chosen * 3 * width * hidden * weight_bytes / _FASTEST_BYTES_PER_S
+
+
 def _number(value: object) -> int:
-    return value if isinstance(value, int) and 0 <= value <= _MOST_HEADS else 0
+    return value if isinstance(value, int) and 0 <= value <= _LONGEST else 0
