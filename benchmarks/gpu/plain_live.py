@@ -6,7 +6,8 @@ The server runs a Triton product under ``@triton.autotune`` on GPU 0. Its autotu
 at a warm-up size; its answer is replaced by one that is at least 20 % slower at the size that
 traffic brings. The daemon finds the tunable, searches it on another GPU of the same model, and puts
 a table in force after one approval. Blocks of three arms in random order: the bad choice, the
-table, and the fastest configuration at the live size. ``OUT/plain.json`` has every number.
+table, and the fastest configuration at the live size. Before, the server is measured under the
+daemon's own order, with its shadow checks. ``OUT/plain.json`` has every number.
 """
 
 from __future__ import annotations
@@ -205,6 +206,10 @@ def play(work: Path, results: dict[str, Any], *, until_s: float) -> None:
                 note("in force", tables=tables)
                 break
             time.sleep(1.0)
+        for seconds in (0, 5, 10):  # checks become fewer
+            time.sleep(5.0 if seconds else 0.0)
+            rate = server.ask(op="rate", seconds=5.0)
+            note("under the daemon", **rate, after_s=seconds, checks=_checks(toggles))
         results["history"] = daemon.json("history", "--limit", "200")
         results["survey"] = daemon.command("survey", str(server.sockets))[1]
         daemon.stop()
@@ -213,6 +218,10 @@ def play(work: Path, results: dict[str, Any], *, until_s: float) -> None:
         results["daemon_log"] = daemon.tail(80)
         daemon.stop()
         server.stop()
+
+
+def _checks(toggles: Toggles) -> list[Any]:
+    return [each["table"]["checks"] for each in toggles.report()["tunables"] if each["table"]]
 
 
 def arms(

@@ -16,6 +16,7 @@ from retuned.errors import RetunedError
 from retuned.runtime_client.connection import told
 
 _TERM = 2**51
+_NEVER = 10**9
 
 
 class Toggles:
@@ -56,6 +57,8 @@ class Toggles:
             "epoch": epoch,
             "change": table,
             "artifact": "sha256:" + hashlib.sha256(table.encode()).hexdigest(),
+            # each size class is checked once; the daemon's own order has more checks
+            "shadow_every": _NEVER,
         }
         self._swaps[order["definition"]] = order
         request: dict[str, Any] = {"order": order, "term": _TERM}

@@ -116,7 +116,7 @@ class CheckQueue:
             If they are not the numbers of a check.
         """
         about: CheckInputs = check.about
-        self._judge.cost.spend(sum(check.spans_ns) / 1e9)
+        self._judge.cost.spend((sum(check.spans_ns) + check.compared_ns) / 1e9)
         if not self._order.stands():
             self._judge.stats.drop(LATE)
             return
@@ -172,11 +172,14 @@ class CheckQueue:
             self._end(check)
             return
         about.forms = [device.form(value) for value in theirs]
+        begin = device.mark()
         numbers = [device.measure(a, b, self._tolerance) for a, b in zip(ours, theirs, strict=True)]
         check.held += [changed, numbers]
         device.send([changed, *numbers], place=check.place)
         check.count = 1 + NUMBERS * len(numbers)
-        self._end(check)
+        end = device.mark()
+        check.compared = begin, end
+        check.end = end
 
     def _end(self, check: PendingCheck) -> None:
         check.end = check.device.mark()

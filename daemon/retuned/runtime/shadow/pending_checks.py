@@ -64,8 +64,11 @@ class PendingCheck:
     """Numbers of its result; 0 if it was dropped."""
     spans: list[tuple[Mark, Mark]] = field(default_factory=list)
     """Start and end of each timed interval."""
+    compared: tuple[Mark, Mark] | None = None
+    """Start and end of the comparison; it takes the device's time as well."""
     numbers: list[float] = field(default_factory=list)
     spans_ns: list[int] = field(default_factory=list)
+    compared_ns: int = 0
     since_s: float = 0.0
     """Start, monotonic seconds."""
     told: bool = False
@@ -178,6 +181,8 @@ class Checks:
                 return False
             check.numbers = check.device.received(check.count, place=check.place)
             check.spans_ns = [check.device.elapsed_ns(*span) for span in check.spans]
+            if check.compared is not None:
+                check.compared_ns = check.device.elapsed_ns(*check.compared)
         except RuntimeError as error:  # the device is lost: no check completes
             self._lose(check, error)
             return False

@@ -179,8 +179,10 @@ class Canary(PolicyModel):
 class Shadow(PolicyModel):
     """Checks of launches against the incumbent."""
 
-    max_share: float = Field(default=0.1, gt=0.0, le=1.0)
-    """Most time of checks over elapsed time, in each process; further checks are skipped."""
+    max_share: float = Field(default=0.02, gt=0.0, le=1.0)
+    """Most time of checks over elapsed time, in each process; further checks are skipped.
+
+    The device's time of the incumbent and of the comparison counts."""
 
 
 class Metric(PolicyModel):
