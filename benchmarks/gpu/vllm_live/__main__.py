@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.gpu.vllm_live import direct
-from benchmarks.gpu.vllm_live.load import Load, answers, compared, interval, streams
+from benchmarks.gpu.vllm_live.load import Load, answers, compared, decoding, interval
 from benchmarks.gpu.vllm_live.server import Daemon, Vllm
 from benchmarks.gpu.vllm_live.toggles import Toggles
 
@@ -107,6 +107,7 @@ CASES = {
         options=(
             *("--max-model-len", "8192", "--max-num-batched-tokens", "1024"),
             *("--max-num-seqs", "256", "--gpu-memory-utilization", "0.6"),
+            *("--api-server-count", "4"),  # one takes 26 ms for 256 tokens, several times a step
         ),
         chat=((64,), 64, 8),
         drifted=((64,), 256, 256),
@@ -264,6 +265,7 @@ async def _traffic(show: Show, server: Vllm, daemon: Daemon, toggles: Toggles) -
     seek_s = min(show.case.seek_s, show.left_s - 130)
     begin_s, seen, approved = time.monotonic(), set[str](), set[str]()
     while time.monotonic() - begin_s < seek_s:
+        daemon.check()
         listed = await asyncio.to_thread(daemon.json, "proposals")
         for each in listed["proposals"] if listed else ():
             state = f"{each['id']}:{each.get('phase') or each.get('status')}"
@@ -323,7 +325,7 @@ async def _by_itself(show: Show, server: Vllm, toggles: Toggles) -> dict[str, An
     assert show.case.decode is not None, "asked for"
     count, length = show.case.decode
     captured = await _captured(toggles)
-    return captured | await streams(server.url, count=count, length=length, tokens=100)
+    return captured | await decoding(server.url, count=count, length=length, tokens=100)
 
 
 async def _captured(toggles: Toggles) -> dict[str, Any]:
@@ -403,7 +405,7 @@ async def _direct(show: Show, server: Vllm, toggles: Toggles) -> list[Signed]:
     if show.case.decode is not None:
         count, length = show.case.decode
         await show.part(
-            "first_decode", lambda: streams(server.url, count=count, length=length, tokens=60)
+            "first_decode", lambda: decoding(server.url, count=count, length=length, tokens=60)
         )
     lengths, output, concurrency = show.case.drifted
     load = await Load(server.url, concurrency, lengths, output, seed="drifted").start()
@@ -557,7 +559,7 @@ async def _decode(show: Show, server: Vllm, switch: Switch) -> dict[str, Any]:
     while show.left_s > 25.0 and len(rows) < 8:
         on = len(rows) % 2 == 1
         await asyncio.to_thread(switch, on)
-        rows.append({"on": on} | await streams(server.url, count=count, length=length, tokens=100))
+        rows.append({"on": on} | await decoding(server.url, count=count, length=length, tokens=100))
     ratios = [
         math.log(a["ms_per_token"] / b["ms_per_token"])
         for a, b in zip(rows[::2], rows[1::2], strict=False)

@@ -18,6 +18,8 @@ from typing import Any
 
 VOCABULARY = 32_000
 _BLOCK = 128
+_MOST_TENSORS = 4000
+"""Of one file."""
 _LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -100,7 +102,7 @@ _HYBRID: dict[str, Any] = {
 
 
 def _moe_fp8(experts: int, width: int) -> dict[str, Any]:
-    layers = 8
+    layers = 24
     kept = [
         f"model.layers.{layer}.{name}"
         for layer in range(layers)
@@ -116,7 +118,7 @@ def _moe_fp8(experts: int, width: int) -> dict[str, Any]:
         "intermediate_size": 6144,
         "moe_intermediate_size": width,
         "num_experts": experts,
-        "num_experts_per_tok": 8,
+        "num_experts_per_tok": 10,
         "norm_topk_prob": True,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
@@ -289,15 +291,23 @@ def make(folder: Path, kind: str) -> None:
     tokenizer(folder)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator(device).manual_seed(0)
-    tensors = {}
+    tensors: dict[str, Any] = {}
+    shared: dict[str, Any] = {}
+    shards = 0
     for name, shape, draw in _PARTS.get(config["model_type"], _llama)(config):
-        if draw == "fp8":
-            drawn = torch.randn(shape, generator=generator, device=device)
-            tensors[name] = drawn.to(torch.float8_e4m3fn).cpu()
+        if draw == "fp8":  # all layers have the same experts, which saves a minute
+            expert = name.partition(".mlp.")[2]
+            if expert not in shared:
+                drawn = torch.randn(shape, generator=generator, device=device)
+                shared[expert] = drawn.to(torch.float8_e4m3fn).cpu()
+            tensors[name] = shared[expert]
             blocks = tuple(math.ceil(length / _BLOCK) for length in shape)
             scale = torch.full(blocks, shape[-1] ** -0.5, dtype=torch.float32)
             tensors[name + "_scale_inv"] = scale
             continue
+        if len(tensors) > _MOST_TENSORS:
+            save_file(tensors, folder / f"model-{shards}.safetensors", metadata={"format": "pt"})
+            tensors, shards = {}, shards + 1
         tensors[name] = _drawn(shape, draw, generator=generator, device=device)
     save_file(tensors, folder / "part.safetensors", metadata={"format": "pt"})
     (folder / "part.safetensors").rename(folder / "model.safetensors")

@@ -152,6 +152,7 @@ class Daemon:
             "RETUNED_LAB_LANGUAGE": "triton",
             "RETUNED_CAPTURE_INPUTS": "true",
             "RETUNED_MAX_EXPERIMENT_S": "240",
+            "RETUNED_METRICS_PORT": "0",  # two daemons of one host
         }
         if gpus:
             self.environment["CUDA_VISIBLE_DEVICES"] = gpus
@@ -167,6 +168,11 @@ class Daemon:
                 env=self.environment,
                 start_new_session=True,
             )
+
+    def check(self) -> None:
+        """Raise if it has ended."""
+        if self._process is not None and self._process.poll() is not None:
+            raise RuntimeError("the daemon has ended:\n" + "\n".join(self.tail(10)))
 
     def command(self, *words: str, limit_s: float = 60.0) -> tuple[int, str]:
         """Run ``retuned`` with the daemon's settings; return exit status and output."""
