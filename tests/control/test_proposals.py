@@ -10,7 +10,7 @@ from tests.operators.world import World, with_facts
 
 from retuned.api.proposal import PodState
 from retuned.api.target import Quarantined
-from retuned.control import EndToEndFact, PageOnCall, PodFact, order_for, proposal
+from retuned.control import MeasuredFact, PageOnCall, PodFact, order_for, proposal
 from retuned.control.analysis import Compared
 from retuned.control.facts import HeldFact
 from retuned.control.rollout import ROLLBACK_PATIENCE
@@ -808,12 +808,43 @@ def test_a_measurement_of_the_whole_server_holds_or_ends_a_swap() -> None:
     name = approved(w)
     until(w, name, P.WATCHING)
     w.now += timedelta(minutes=30)
-    waits = EndToEndFact(consequence=Consequence.WAIT)
+    waits = MeasuredFact(consequence=Consequence.WAIT)
     step = proposal.step(w.proposals[name], with_facts(w.facts(name), end_to_end=waits), now=w.now)
     assert (step.status.phase, step.status.reason) == (P.WATCHING, "end-to-end-running")
-    failed = EndToEndFact(consequence=Consequence.REVERT, reason="end-to-end-slower")
+    failed = MeasuredFact(consequence=Consequence.REVERT, reason="end-to-end-slower")
     step = proposal.step(w.proposals[name], with_facts(w.facts(name), end_to_end=failed), now=w.now)
     assert (step.status.phase, step.status.reason) == (P.ROLLING_BACK, "end-to-end-slower")
+
+
+def test_each_wave_is_proven_on_live_traffic_before_the_next() -> None:
+    w = world()
+    w.live_proof = MeasuredFact(consequence=Consequence.WAIT)
+    name = approved(w)
+    until(w, name, P.PROVING)
+    for _ in range(90):
+        w.now += timedelta(minutes=1)
+        w.reconcile(name)
+    assert phase(w, name) is P.PROVING
+    assert active(w).count(NEW) == 1
+    w.live_proof = MeasuredFact()
+    until(w, name, P.PROMOTED, minutes=3000)
+    assert set(active(w)) == {NEW}
+
+
+@pytest.mark.parametrize("blames", [True, False])
+def test_a_swap_that_harms_live_traffic_goes_back_from_every_pod(*, blames: bool) -> None:
+    w = world()
+    w.live_proof = MeasuredFact(consequence=Consequence.WAIT)
+    name = approved(w)
+    until(w, name, P.PROVING)
+    w.live_proof = MeasuredFact(
+        consequence=Consequence.REVERT, reason="live-proof-slower", blames=blames
+    )
+    until(w, name, P.ROLLED_BACK)
+    assert set(active(w)) == {None}
+    status = w.proposals[name].status
+    assert [s.reason for s in status.history if s.to is P.ROLLING_BACK] == ["live-proof-slower"]
+    assert bool(w.target.status.quarantine) is blames
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from retuned.contract import Digest
 from retuned.control import (
     Activate,
     Deactivate,
+    MeasuredFact,
     PodFact,
     PolicyFact,
     Quarantine,
@@ -131,6 +132,7 @@ class World:
         self.decisions: list[SwapDecision] = []
         self.freezes: list[gate.TuningFreeze] = []
         self.pages = 0
+        self.live_proof = MeasuredFact()
         self._count = 0
 
     # what people and the outside do
@@ -230,6 +232,7 @@ class World:
     def facts(self, name: str) -> RolloutFacts:
         others = tuple(each for key, each in self.proposals.items() if key != name)
         return RolloutFacts(
+            live_proof=self.live_proof,
             target=self.target,
             pods=tuple(pod.fact() for pod in self.pods.values()),
             policies=(self.policy(),) if self.readable else None,

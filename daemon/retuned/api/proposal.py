@@ -49,6 +49,8 @@ class ProposalPhase(StrEnum):
     """The first pods swap."""
     ANALYZING = "Analyzing"
     """The swapped pods are measured before further pods swap."""
+    PROVING = "Proving"
+    """The swap is switched off and on in random order, and the server's steps are timed."""
     PROMOTING = "Promoting"
     """The next wave swaps."""
     PAUSED = "Paused"
@@ -108,6 +110,7 @@ _UNDER_WAY = frozenset(
     {
         ProposalPhase.CANARY,
         ProposalPhase.ANALYZING,
+        ProposalPhase.PROVING,
         ProposalPhase.PROMOTING,
         ProposalPhase.PAUSED,
         ProposalPhase.WATCHING,

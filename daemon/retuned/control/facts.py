@@ -46,14 +46,16 @@ class HeldFact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndToEndFact:
-    """What a measurement of the whole server means for a swap."""
+class MeasuredFact:
+    """What a measurement of the server means for a swap."""
 
     consequence: Consequence = Consequence.KEEP
     """Whether the swap may be promoted, must wait for the measurement, or must roll back."""
     reason: str = ""
     """Stable code; empty if nothing was measured."""
     detail: str = ""
+    blames: bool = True
+    """Whether a rollback quarantines the artifact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +108,10 @@ class RolloutFacts:
     """Each metric of the policy's analysis, now and before; None or absent means no data."""
     slo_firing: bool | None = False
     """Whether an alert on the service level fires; None while unknown."""
-    end_to_end: EndToEndFact = EndToEndFact()
+    end_to_end: MeasuredFact = MeasuredFact()
     """Result of gate G7, which measures the whole server with the swap off and on."""
+    live_proof: MeasuredFact = MeasuredFact()
+    """Result of the live proof of the present wave."""
     unavailable: str = ""
     """What the policy requires and is not possible here, stable code; empty if nothing is."""
     leading: bool = True

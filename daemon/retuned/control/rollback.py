@@ -36,9 +36,11 @@ def harm_of(case: ProposalStep) -> DetectedHarm | None:
         return frozen
     if case.phase is _P.PROMOTED or case.status.rollout is None:
         return None
-    measured = facts.end_to_end
-    if measured.consequence is Consequence.REVERT:
-        return DetectedHarm(reason=measured.reason, detail=measured.detail)
+    for measured in (facts.end_to_end, facts.live_proof):
+        if measured.consequence is Consequence.REVERT:
+            return DetectedHarm(
+                reason=measured.reason, detail=measured.detail, blames=measured.blames
+            )
     undone = _refused(case) or _late(case)
     if undone is not None:
         return undone

@@ -142,7 +142,7 @@ def told_more(case: ProposalStep) -> ProposalStep:
     if told is rollout:
         return case
     case = case.having(rollout=told)
-    if case.phase is _P.ANALYZING:  # late pods are part of the wave
+    if case.phase in (_P.ANALYZING, _P.PROVING):  # late pods are part of the wave
         phase = _P.CANARY if told.wave == 0 else _P.PROMOTING
         return case.to(phase, "pods-joined")
     return case
@@ -178,7 +178,7 @@ def _concluded(
     newest = case.status.analysis.last[-1]
     if newest.outcome != "Passed":
         too_many = case.status.analysis.inconclusive > rule.analysis.inconclusive_limit
-        if too_many and case.phase is _P.ANALYZING:
+        if too_many and case.phase in (_P.ANALYZING, _P.PROVING):
             return case.to(_P.PAUSED, newest.reason, newest.detail)
         return case.to(case.phase, newest.reason, newest.detail)
     everywhere = waves.told_to_swap(rollout) >= len(case.facts.pods)
@@ -188,6 +188,8 @@ def _concluded(
         if case.facts.end_to_end.consequence is Consequence.WAIT:
             return case.to(_P.WATCHING, "end-to-end-running")
         return case.to(_P.PROMOTED, "proven") if may_go_on else case
+    if case.facts.live_proof.consequence is Consequence.WAIT:
+        return case.to(_P.PROVING, "live-proof-running")
     if everywhere or rollout.wave >= len(rule.waves):
         began = rollout.model_copy(update={"wave_started_at": case.now, "wave": len(rule.waves)})
         watching = case.having(rollout=began, analysis=AnalysisStatus())

@@ -144,6 +144,9 @@ def _has_ended(pod: PodFact, told: PodOrder | None) -> bool:
     return told is not None and told.ends is not None and pod.ends > told.ends
 
 
+_MEASURED = (ProposalPhase.ANALYZING, ProposalPhase.PROVING, ProposalPhase.WATCHING)
+
+
 def look_is_due(status: SwapProposalStatus, rule: Rollout, *, now: datetime) -> bool:
     """Whether it is time to measure a wave."""
     due = next_look_at(status, rule)
@@ -153,7 +156,7 @@ def look_is_due(status: SwapProposalStatus, rule: Rollout, *, now: datetime) -> 
 def next_look_at(status: SwapProposalStatus, rule: Rollout) -> datetime | None:
     """Return when a wave has baked and the measurement interval is over; None if none is due."""
     rollout, phase = status.rollout, status.phase
-    if rollout is None or phase not in (ProposalPhase.ANALYZING, ProposalPhase.WATCHING):
+    if rollout is None or phase not in _MEASURED:
         return None
     bake = rule.canary.bake if rollout.wave == 0 else timedelta(0)
     if phase is ProposalPhase.WATCHING:

@@ -32,7 +32,7 @@ from retuned.api.target import (
 )
 from retuned.api.values import API_VERSION, Abort, ObjectMeta, UidRef
 from retuned.contract import Digest
-from retuned.control.facts import EndToEndFact, HeldFact, PodFact, PolicyFact, RolloutFacts
+from retuned.control.facts import HeldFact, MeasuredFact, PodFact, PolicyFact, RolloutFacts
 from retuned.errors import RetunedError, TemporaryError
 from retuned.node import order_store
 from retuned.ports import SlotState, Stored
@@ -402,12 +402,12 @@ def _evidence(ctx: Context, memory: FactMemory, resource: LocalProposal) -> tupl
     return True, fault
 
 
-def _end_to_end(ctx: Context, resource: LocalProposal) -> EndToEndFact:
+def _end_to_end(ctx: Context, resource: LocalProposal) -> MeasuredFact:
     """Return what gate G7 means for a swap that is under way."""
     if not resource.status.phase.is_under_way:
-        return EndToEndFact()
+        return MeasuredFact()
     then, reason, detail = end_to_end.follows(ctx, resource.stage_proposal())
-    return EndToEndFact(consequence=then, reason=reason, detail=detail)
+    return MeasuredFact(consequence=then, reason=reason, detail=detail)
 
 
 def _unavailable(ctx: Context, record: Proposal) -> str:

@@ -18,7 +18,10 @@ from retuned.stages.gate.limits import (
     Capture,
     EndToEndRule,
     Experiments,
+    LiveProof,
+    LiveProofMode,
     Rollout,
+    Unproven,
     Validation,
 )
 from retuned.stages.gate.policy import (
@@ -76,6 +79,8 @@ __all__ = [
     "Ignored",
     "IgnoredReason",
     "KernelTuningPolicy",
+    "LiveProof",
+    "LiveProofMode",
     "Metadata",
     "Mode",
     "Overrun",
@@ -86,6 +91,7 @@ __all__ = [
     "StopPolicy",
     "SwapDecision",
     "TuningFreeze",
+    "Unproven",
     "Validation",
     "Window",
     "WindowKind",

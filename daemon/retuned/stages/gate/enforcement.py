@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from types import MappingProxyType
 
-from retuned.stages.gate.limits import BatchInvariance, Canary, EndToEndRule, Pauses
+from retuned.stages.gate.limits import BatchInvariance, Canary, EndToEndRule, LiveProof, Pauses
 from retuned.stages.gate.policy import KernelTuningPolicy
 from retuned.stages.gate.values import PolicyModel
 
@@ -81,6 +81,8 @@ class PolicyLimits:
     """Most time of shadow checks over time passed."""
     end_to_end: EndToEndRule
     """Whether a swap must be measured on the whole server."""
+    live_proof: LiveProof
+    """Whether a swap must be proven on live traffic."""
     batch_invariant: bool
     """Whether rows must keep their bits in batches of other sizes, where the incumbent's do."""
     pauses: Pauses
@@ -111,6 +113,7 @@ def limits_of(policy: KernelTuningPolicy) -> PolicyLimits:
         canary=policy.spec.rollout.canary,
         shadow_share=policy.spec.rollout.shadow.max_share,
         end_to_end=policy.spec.validation.end_to_end,
+        live_proof=policy.spec.live_proof,
         batch_invariant=policy.spec.validation.batch_invariance is not BatchInvariance.OFF,
         pauses=policy.spec.pauses,
         capture=capture.enabled and capture.max_bytes > 0,

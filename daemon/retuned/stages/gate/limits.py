@@ -83,6 +83,48 @@ class EndToEndRule(StrEnum):
     """The server is not measured."""
 
 
+class LiveProofMode(StrEnum):
+    """Whether a swap must be proven on live traffic."""
+
+    REQUIRED = "required"
+    """A swap is kept only if steps of the server were faster with it."""
+    OBSERVE = "observe"
+    """It is measured where that is possible, and the result is reported; nothing follows."""
+    OFF = "off"
+    """It is not measured."""
+
+
+class Unproven(StrEnum):
+    """What a live proof without a gain or a harm leads to."""
+
+    WITHDRAW = "withdraw"
+    """The swap rolls back."""
+    KEEP = "keep"
+    """The swap is kept."""
+
+
+class LiveProof(PolicyModel):
+    """Live proof: a swap is switched off and on in random order, and steps are timed."""
+
+    mode: Annotated[
+        # YAML of Kubernetes reads a bare `off` as false
+        LiveProofMode, BeforeValidator(lambda value: "off" if value is False else value)
+    ] = LiveProofMode.OBSERVE
+    """Whether the proof decides, is only reported, or is not made."""
+    min_effect: float = Field(default=0.005, gt=0.0, le=0.5)
+    """Smallest difference of step time that counts; a smaller one is no effect."""
+    max_harm: float = Field(default=0.05, gt=0.0, le=1.0)
+    """Slowdown that ends the proof at once when several pairs in a row show it."""
+    max_duration: PositiveDuration = Field(default=parse_duration("30m"))
+    """Longest time until a verdict, pauses included."""
+    long_blocks: int = Field(default=20, ge=0, le=200)
+    """Pairs of 10 s that must confirm a gain before it is final."""
+    on_no_effect: Unproven = Unproven.WITHDRAW
+    """What follows where the swap changes nothing that can be measured."""
+    on_too_little_traffic: Unproven = Unproven.WITHDRAW
+    """What follows where traffic was too little for a verdict."""
+
+
 class BatchInvariance(StrEnum):
     """Whether a row may get other bits in a batch of another size."""
 

@@ -12,7 +12,14 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from retuned.contract import Digest, digest_of
-from retuned.stages.gate.limits import Capture, Experiments, Pauses, Rollout, Validation
+from retuned.stages.gate.limits import (
+    Capture,
+    Experiments,
+    LiveProof,
+    Pauses,
+    Rollout,
+    Validation,
+)
 from retuned.stages.gate.values import (
     DNS,
     Glob,
@@ -184,6 +191,8 @@ class PolicySpec(PolicyModel):
     """Approval rules; the first match decides. If none matches, nothing passes."""
     rollout: Rollout = Rollout()
     """How a swap spreads over servers."""
+    live_proof: LiveProof = LiveProof()
+    """Whether a swap must be proven on live traffic."""
     windows: tuple[Window, ...] = Field(default=(), max_length=64)
     """When swaps may start."""
     break_glass: BreakGlass = BreakGlass()
@@ -200,6 +209,7 @@ class PolicySpec(PolicyModel):
 
 _ADDED = (
     "capture",
+    "liveProof",
     "pauses",
     "rollout.canary.lease",
     "rollout.canary.orphan",
@@ -214,6 +224,7 @@ _USUAL = {
     name: section.model_dump(mode="json", by_alias=True)
     for name, section in (
         ("capture", Capture()),
+        ("liveProof", LiveProof()),
         ("pauses", Pauses()),
         ("rollout", Rollout()),
         ("validation", Validation()),
