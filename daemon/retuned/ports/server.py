@@ -95,11 +95,10 @@ class Swapper(Protocol):
         """
         ...
 
-    def bypass(self, definition: str, *, on: bool, arm: str = "") -> None:
+    def bypass(self, definition: str, *, on: bool) -> None:
         """Serve the original for a while (`on`), or the order in force again, for comparison.
 
         The order, its epoch and its counts stay; where no variant is in force nothing happens.
-        Steps of the server that begin afterwards are recorded under `arm`, if they are recorded.
 
         Raises
         ------

@@ -248,7 +248,7 @@ class ChangeSwapper:
         self._prepared.pop(proposal, None)
         self._requests.pop(proposal, None)
 
-    def bypass(self, definition: str, *, on: bool, arm: str = "") -> None:
+    def bypass(self, definition: str, *, on: bool) -> None:
         """Serve the original for a while; see `Swapper.bypass`. A file cannot be bypassed.
 
         Raises
@@ -260,7 +260,7 @@ class ChangeSwapper:
         """
         kind = self._changes.known().get(definition)
         if kind is None:
-            self._kernels.bypass(definition, on=on, arm=arm)
+            self._kernels.bypass(definition, on=on)
             return
         if kind != TABLE:
             detail = f"{definition} has a file, which cannot be bypassed"
@@ -270,7 +270,6 @@ class ChangeSwapper:
             if not process.takes(definition, TABLE):
                 continue
             request = {"op": "tunable-bypass", "definition": definition, "on": on}
-            request |= {"arm": arm} if arm else {}
             answer = self._files.tell(process.path, request | {"term": self._term()})
             if answer is None:
                 raise TemporaryError(f"{name} no longer listens", delay_s=RETRY_S)

@@ -253,7 +253,7 @@ class RuntimeSocket:
         while len(self._prepared) > _REMEMBERED:
             self._prepared.popitem(last=False)
 
-    def bypass(self, definition: str, *, on: bool, arm: str = "") -> None:
+    def bypass(self, definition: str, *, on: bool) -> None:
         """Serve the original for a while (`on`), or the active order again.
 
         The order, its epoch and its counts stay: this is for comparing the two.
@@ -265,8 +265,7 @@ class RuntimeSocket:
         TemporaryError
             If the server does not answer.
         """
-        named = {"arm": arm} if arm else {}
-        self.ask({"op": "bypass", "definition": definition, "on": on} | named)
+        self.ask({"op": "bypass", "definition": definition, "on": on})
 
     def ramp(
         self, order: SwapOrder, *, fraction: float, excluded: Sequence[tuple[int, ...]]

@@ -14,7 +14,7 @@ from retuned.control.analysis import Compared
 from retuned.control.facts import PolicyFact
 from retuned.errors import TemporaryError
 from retuned.ports import Clock
-from retuned.stages.gate import EndToEndRule, limits_of
+from retuned.stages.gate import EndToEndRule, LiveProofMode, limits_of
 from retuned.stages.hypothesis import NotTried
 from retuned.stages.proposal import is_tunable
 from retuned.stages.verdict import ServerEnvironment
@@ -183,7 +183,7 @@ def _unavailable(
 ) -> str:
     """Return what the policy requires and these servers cannot do; empty if there is nothing.
 
-    No cluster can measure the whole server. All launches run a table or none does, so a table has
+    No cluster can measure the whole server or prove a swap on live traffic. All launches run a table or none does, so a table has
     no canary over launches; and a server may refuse one, as in its batch-invariant mode.
     """
     if policies is None or target is None:
@@ -194,6 +194,8 @@ def _unavailable(
     limits = limits_of(chosen.policy)
     if limits.end_to_end is EndToEndRule.REQUIRED:
         return "end-to-end-unavailable"
+    if limits.live_proof.mode is LiveProofMode.REQUIRED:
+        return "live-proof-unavailable"
     if not is_tunable(kernel):
         return ""
     if limits.canary.steps or limits.canary.shadow_first:

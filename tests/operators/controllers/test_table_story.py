@@ -123,12 +123,13 @@ def test_a_server_of_another_version_takes_the_table_out_of_all_pods(
     ("spec", "reason"),
     [
         ({"validation": {"endToEnd": "required"}}, "end-to-end-unavailable"),
+        ({"liveProof": {"mode": "required"}}, "live-proof-unavailable"),
         (
             {"rollout": {"canary": {"steps": [{"fraction": 0.1}]}, "waves": ["100%"]}},
             "canary-not-possible",
         ),
     ],
-    ids=["whole", "canary"],
+    ids=["whole", "live", "canary"],
 )
 def test_a_policy_that_wants_what_a_table_cannot_do_holds_it_back(
     tmp_path: Path, spec: dict[str, Any], reason: str
