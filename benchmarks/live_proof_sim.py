@@ -92,9 +92,11 @@ HOST_BOUND = replace(
     host_sequence=20e-6,
     batch=13.0,
 )
+HOST_ONLY = replace(HOST_BOUND, prompts=0.05, prompt_tokens=60.0)
+"""The GPU never sets the pace."""
 TREND = replace(GPU_BOUND, trend=0.02 / 600.0)
 BURSTS = replace(GPU_BOUND, neighbours_s=30.0, neighbour=0.25, batch_sd=0.6, collections=1 / 1000)
-JOBS = replace(GPU_BOUND, jobs=((2.0, 0.5, 0.10), (15.0, 0.15, 0.10), (60.0, 1.0, 0.30)))
+JOBS = replace(GPU_BOUND, jobs=((5.0, 0.25, 0.10), (15.0, 0.15, 0.10), (60.0, 1.0, 0.30)))
 SERVERS = {
     "gpu-bound": GPU_BOUND,
     "host-bound": HOST_BOUND,
@@ -104,26 +106,36 @@ SERVERS = {
 }
 
 
-class _Wobble:
-    """An autocorrelated process with unit variance on a grid of times, drawn as far as needed."""
+class _Wobbles:
+    """Autocorrelated processes of unit variance on a grid of times, drawn as far as needed."""
 
-    def __init__(self, rng: np.random.Generator, *, tau_s: float) -> None:
-        self._rng, self._keep = rng, math.exp(-_GRID_S / tau_s)
-        self._values = rng.standard_normal(1)
+    def __init__(self, rng: np.random.Generator, *taus_s: float) -> None:
+        self._rng = rng
+        self._keep = [math.exp(-_GRID_S / tau_s) for tau_s in taus_s]
+        self._values = rng.standard_normal((len(taus_s), 1))
 
     def at(self, times: Floats) -> Floats:
+        """Return the processes at these ascending times, of shape (processes, times)."""
         need = int(times[-1] / _GRID_S) + 2
-        while len(self._values) < need:
-            value, keep = float(self._values[-1]), self._keep
-            spread, drawn = math.sqrt(1.0 - keep * keep), []
-            for noise in self._rng.standard_normal(_CHUNK).tolist():
-                value = keep * value + spread * noise
-                drawn.append(value)
-            self._values = np.concatenate([self._values, drawn])
+        while self._values.shape[1] < need:
+            drawn = self._rng.standard_normal((len(self._keep), _CHUNK))
+            for row, last, keep in zip(drawn, self._values[:, -1], self._keep, strict=True):
+                row[:] = _filtered(row.tolist(), float(last), keep)
+            self._values = np.concatenate([self._values, drawn], axis=1)
         position = times / _GRID_S
         index = position.astype(np.int64)
-        part = position - index
-        return self._values[index] * (1.0 - part) + self._values[index + 1] * part
+        low = index[0]
+        part, near = position - index, self._values[:, low : index[-1] + 2]
+        before = near[:, index - low]
+        return np.asarray(before + (near[:, index - low + 1] - before) * part)
+
+
+def _filtered(noise: list[float], value: float, keep: float) -> list[float]:
+    spread, values = math.sqrt(1.0 - keep * keep), []
+    for each in noise:
+        value = keep * value + spread * each
+        values.append(value)
+    return values
 
 
 class SimulatedServer:
@@ -132,11 +144,8 @@ class SimulatedServer:
     def __init__(self, server: Server, swap: Swap, *, seed: int) -> None:
         self.server, self.swap, self.now_s = server, swap, 0.0
         self._rng = np.random.default_rng(seed)
-        self._batch = _Wobble(self._rng, tau_s=8.0)
-        self._length = _Wobble(self._rng, tau_s=30.0)
-        self._fast = _Wobble(self._rng, tau_s=20.0)
-        self._slow = _Wobble(self._rng, tau_s=300.0)
-        self._host = _Wobble(self._rng, tau_s=10.0)
+        self._traffic = _Wobbles(self._rng, 8.0, 30.0)
+        self._clocks = _Wobbles(self._rng, 20.0, 300.0, 10.0)
         self._phases = self._rng.random(len(server.jobs)).tolist()
         self._burst = (-1.0, self._gap())
         self._left = 0
@@ -168,13 +177,13 @@ class SimulatedServer:
     def _composition(self, count: int) -> tuple[Floats, Floats, Floats]:
         server, rng = self.server, self._rng
         times = self.now_s + np.arange(count) * 8e-3
-        level = server.batch_sd * self._batch.at(times)
-        decode = np.clip(np.rint(server.batch * np.exp(level)), 1, 128)
+        batch, length = self._traffic.at(times)
+        decode = np.clip(np.rint(server.batch * np.exp(server.batch_sd * batch)), 1, 128)
         prompt = np.exp(math.log(server.prompt_tokens) + rng.standard_normal(count))
         prefill = np.where(
             rng.random(count) < server.prompts, np.rint(np.clip(prompt, 8, 2048)), 0.0
         )
-        context = np.rint(decode * 450.0 * np.exp(0.2 * self._length.at(times)))
+        context = np.rint(decode * 450.0 * np.exp(0.2 * length))
         return prefill, decode, context
 
     def _steps(self, arm: Arm, prefill: Floats, decode: Floats, context: Floats) -> StepColumns:
@@ -210,9 +219,10 @@ class SimulatedServer:
 
     def _noise(self, times: Floats) -> tuple[Floats, Floats]:
         server, rng = self.server, self._rng
-        log_gpu = server.fast_sd * self._fast.at(times) + server.slow_sd * self._slow.at(times)
+        fast, slow, of_host = self._clocks.at(times)
+        log_gpu = server.fast_sd * fast + server.slow_sd * slow
         log_gpu += server.jitter * rng.standard_normal(len(times)) + server.trend * times
-        log_host = server.host_sd * self._host.at(times) + server.trend * times
+        log_host = server.host_sd * of_host + server.trend * times
         log_host += server.host_jitter * rng.standard_normal(len(times))
         both = np.ones(len(times))
         for (period, length, size), phase in zip(server.jobs, self._phases, strict=True):
@@ -309,10 +319,7 @@ def run_pair(state: ProofState, server: SimulatedServer, coin: random.Random) ->
 def run_proof(
     server: Server, swap: Swap, *, seed: int, settings: ProofSettings | None = None
 ) -> ProofState:
-    """Run one proof to its end on one simulated server.
-
-    Long blocks are spread over the time that the settings allow for them.
-    """
+    """Run one proof to its end on one simulated server, pairs without a break between them."""
     simulated = SimulatedServer(server, swap, seed=seed)
     coin = random.Random(seed)  # seeded, so that a run can be repeated
     state = begin(settings, at_s=0.0)

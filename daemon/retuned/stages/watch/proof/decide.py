@@ -43,6 +43,7 @@ from retuned.stages.watch.proof.records import (
     PairResult,
     ProofReason,
     ProofSettings,
+    StepColumns,
     Verdict,
     VoidReason,
 )
@@ -163,18 +164,24 @@ def _service_level(state: ProofState, event: ServiceLevel) -> ProofState:
 
 
 def _pair(state: ProofState, event: PairMeasured) -> ProofState:
+    kept = (counted(event.first, state.settings), counted(event.second, state.settings))
     if state.phase is Phase.PILOT:
-        return _pilot_pair(state, event)
+        return _pilot_pair(state, event, kept)
     plan, known_fit = state.plan, state.fit
     assert plan is not None  # _check_number
     assert known_fit is not None  # the pilot ended
-    blocks = (event.first, event.second)
-    result = measure(plan, blocks, fit=known_fit, scale=next_scale(state), settings=state.settings)
+    result = measure(
+        plan,
+        (event.first, event.second),
+        kept,
+        fit=known_fit,
+        scale=next_scale(state),
+        settings=state.settings,
+    )
     state = state.model_copy(update={"plan": None, "pairs": (*state.pairs, result)})
     if result.void is not None:
         return state
-    state = _bet(state, result)
-    state = _refit(state, event)
+    state = _refit(_bet(state, result), kept)
     return (_judge_short if state.phase is Phase.SHORT else _judge_long)(state, at_s=event.at_s)
 
 
@@ -192,25 +199,24 @@ def _bet(state: ProofState, pair: PairResult) -> ProofState:
     return state.model_copy(update={"capitals": capitals})
 
 
-def _refit(state: ProofState, event: PairMeasured) -> ProofState:
+def _refit(state: ProofState, kept: tuple[StepColumns, StepColumns]) -> ProofState:
     """Keep steps of the pair, and fit again if it is time: for later pairs only."""
     count = len(state.of(PairKind.SHORT)) + len(state.of(PairKind.LONG))
     if count > REFITS[-1]:
         return state
-    rows = state.rows
-    for block in (event.first, event.second):
-        rows = rows.extend(counted(block, state.settings))
+    rows = state.rows.extend(kept[0]).extend(kept[1])
     if count not in REFITS:
         return state.model_copy(update={"rows": rows})
-    kept = rows if count < REFITS[-1] else FitRows()
-    return state.model_copy(update={"rows": kept, "fit": fit(rows)})
+    left = rows if count < REFITS[-1] else FitRows()
+    return state.model_copy(update={"rows": left, "fit": fit(rows)})
 
 
-def _pilot_pair(state: ProofState, event: PairMeasured) -> ProofState:
+def _pilot_pair(
+    state: ProofState, event: PairMeasured, kept: tuple[StepColumns, StepColumns]
+) -> ProofState:
     plan = state.plan
     assert plan is not None  # _check_number
     blocks = (event.first, event.second)
-    kept = (counted(event.first, state.settings), counted(event.second, state.settings))
     void = void_reason(plan, blocks, kept, settings=state.settings)
     if void is not None:
         result = PairResult(number=plan.number, kind=plan.kind, first=plan.first, void=void)

@@ -160,6 +160,7 @@ def result_of(
 def measure(
     plan: PairPlan,
     blocks: tuple[MeasuredBlock, MeasuredBlock],
+    kept: tuple[StepColumns, StepColumns],
     *,
     fit: StepFit,
     scale: float,
@@ -173,14 +174,15 @@ def measure(
         The pair's plan, stored before its data.
     blocks
         Its blocks, in the order of time.
+    kept
+        Their counted steps.
     fit
         Expected times, fitted on earlier blocks.
     scale
         Noise of the difference, from earlier pairs.
     settings
-        Burn-in and least counts.
+        Least counts.
     """
-    kept = (counted(blocks[0], settings), counted(blocks[1], settings))
     first, second = (
         arm_sums(steps, fit.expected_s(steps), wall_s=block.wall_s)
         for steps, block in zip(kept, blocks, strict=True)

@@ -54,11 +54,6 @@ class Capital(Record):
 
     logs: tuple[float, ...] = Field(default=_START, min_length=len(_U), max_length=len(_U))
 
-    def after(self, z: float) -> Capital:
-        """Return the capital after a bet on this difference, in scales; positive speaks for it."""
-        new = np.array(self.logs) + factors(np.array([z]))[0]
-        return Capital.model_construct(logs=tuple(new.tolist()))
-
     @property
     def log_e(self) -> float:
         """Logarithm of the E-value: the mean over the shifts."""
@@ -78,34 +73,42 @@ class Capitals(Record):
     long_faster: Capital = Capital()
     long_slower: Capital = Capital()
 
+    def after(self, **differences: float) -> Capitals:
+        """Return the capitals after one bet each, on differences by the capital's name, in scales.
+
+        A positive difference speaks for what the capital is named after.
+        """
+        logs = factors(np.array(list(differences.values())))
+        new = {
+            name: Capital.model_construct(
+                logs=tuple((np.array(getattr(self, name).logs) + row).tolist())
+            )
+            for name, row in zip(differences, logs, strict=True)
+        }
+        return self.model_copy(update=new)
+
     def after_short(self, d: float, *, scale: float, margin: float) -> Capitals:
         """Return the capitals after the difference of a pair of short blocks."""
-        return self.model_copy(
-            update={
-                "faster": self.faster.after(-d / scale),
-                "slower": self.slower.after(d / scale),
-                "above_margin": self.above_margin.after((d + margin) / scale),
-                "below_margin": self.below_margin.after((margin - d) / scale),
-            }
+        return self.after(
+            faster=-d / scale,
+            slower=d / scale,
+            above_margin=(d + margin) / scale,
+            below_margin=(margin - d) / scale,
         )
 
     def after_long(self, d: float, *, scale: float) -> Capitals:
         """Return the capitals after the difference of a pair of long blocks."""
-        return self.model_copy(
-            update={
-                "long_faster": self.long_faster.after(-d / scale),
-                "long_slower": self.long_slower.after(d / scale),
-            }
-        )
+        return self.after(long_faster=-d / scale, long_slower=d / scale)
 
     def after_busy(self, d_busy: float, *, scale: float) -> Capitals:
-        return self.model_copy(update={"busy_faster": self.busy_faster.after(-d_busy / scale)})
+        """Return the capitals after the difference of GPU time of a pair."""
+        return self.after(busy_faster=-d_busy / scale)
 
     def after_slow_steps(self, *, on: int, off: int) -> Capitals:
         """Return the capitals after the numbers of slow steps of a pair; the scale is one step."""
         if on == off:
             return self
-        return self.model_copy(update={"slow_steps": self.slow_steps.after(float(on - off))})
+        return self.after(slow_steps=float(on - off))
 
 
 def log_e(d: Sequence[float], scales: Sequence[float], *, m: float, side: int) -> float:
@@ -134,7 +137,7 @@ def _log_e(d: Floats, scales: Floats, ms: Floats, side: int) -> Floats:
     return np.asarray(top + np.log(np.exp(logs - top[:, None]).mean(axis=1)))
 
 
-def scale_of(sham: Sequence[float], earlier: Sequence[float]) -> float:
+def scale_of(sham: Sequence[float] | Floats, earlier: Sequence[float] | Floats) -> float:
     """Return the scale for the next pair: 1.4826 x the median absolute deviation.
 
     Sham pairs deviate from 0, earlier pairs from their median, since the swap may have an effect.

@@ -42,7 +42,8 @@ class FitRows(Record):
         count = len(columns)
         if not count:
             return self
-        at = np.unique(np.linspace(0, count - 1, min(count, ROWS_PER_BLOCK)).astype(np.int64))
+        kept = min(count, ROWS_PER_BLOCK)
+        at = np.arange(kept) * count // kept
         table = np.column_stack(
             [
                 columns.prefill[at],
