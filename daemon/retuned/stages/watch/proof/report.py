@@ -1,0 +1,135 @@
+"""The report of a proof, and what it asks for. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+
+from retuned.stages.watch.proof.account import settle_account
+from retuned.stages.watch.proof.evidence import interval, location, scale_of, visible_effect
+from retuned.stages.watch.proof.records import (
+    EvidenceLogs,
+    PairKind,
+    PairResult,
+    ProofReason,
+    ProofReport,
+    ProofSettings,
+    StepAccount,
+    Verdict,
+)
+from retuned.stages.watch.proof.state import Phase, ProofState
+
+_LEAST_LONG_FOR_SCALE = 4
+
+
+class Consequence(StrEnum):
+    """What a report asks for."""
+
+    KEEP = "keep"
+    WITHDRAW = "withdraw"
+    PARK = "park"
+    """Off, and a new proof later."""
+
+
+def consequence(report: ProofReport, settings: ProofSettings, *, attempts: int = 1) -> Consequence:
+    """Return what a report asks for under these settings.
+
+    Parameters
+    ----------
+    report
+        The report of the proof.
+    settings
+        Its settings.
+    attempts
+        Proofs of this swap so far, this one included; a parked swap expires after the retries.
+    """
+    if settings.mode != "required":
+        return Consequence.KEEP
+    match report.verdict:
+        case Verdict.HELPS:
+            return Consequence.KEEP
+        case Verdict.NO_MEASURABLE_EFFECT:
+            saves = report.evidence.busy_faster >= settings.log_bound
+            keep = settings.on_no_effect == "keep" and saves
+            return Consequence.KEEP if keep else Consequence.WITHDRAW
+        case Verdict.TOO_LITTLE_TRAFFIC:
+            wanted = Consequence(settings.on_too_little_traffic)
+            expired = wanted is Consequence.PARK and attempts > settings.retries
+            return Consequence.WITHDRAW if expired else wanted
+        case Verdict.NOT_CONCLUDED:
+            again = report.reason is ProofReason.INTERRUPTED and attempts <= settings.retries
+            return Consequence.PARK if again else Consequence.WITHDRAW
+        case Verdict.HARMS:
+            return Consequence.WITHDRAW
+
+
+def next_scale(state: ProofState) -> float:
+    """Return the scale of the next pair, from sham and earlier pairs."""
+    long = values(state.of(PairKind.LONG))
+    if state.phase is Phase.LONG and len(long) >= _LEAST_LONG_FOR_SCALE:
+        return scale_of((), long)
+    return scale_of(values(state.of(PairKind.SHAM)), values(state.of(PairKind.SHORT)))
+
+
+def values(pairs: Sequence[PairResult]) -> list[float]:
+    return [pair.d for pair in pairs if pair.d is not None]
+
+
+def scales_of(pairs: Sequence[PairResult]) -> list[float]:
+    return [pair.scale for pair in pairs if pair.scale is not None]
+
+
+def total_effect(pairs: Sequence[PairResult]) -> float:
+    """Return the plain log ratio of all normalised time, on over off."""
+    on = sum(p.on.seconds for p in pairs) / sum(p.on.expected_s for p in pairs)
+    off = sum(p.off.seconds for p in pairs) / sum(p.off.expected_s for p in pairs)
+    return math.log(on / off)
+
+
+def report_of(
+    state: ProofState, verdict: Verdict, reason: ProofReason, *, at_s: float
+) -> ProofReport:
+    short, long = state.of(PairKind.SHORT), state.of(PairKind.LONG)
+    sized = long if len(long) >= max(state.settings.long_blocks, 1) else short
+    effect = low = high = visible = None
+    if sized:
+        d, scales = values(sized), scales_of(sized)
+        effect = location(d, scales)
+        low, high = interval(d, scales, log_bound=state.settings.log_bound)
+        visible = visible_effect(next_scale(state), len(sized))
+    real = [pair for pair in state.pairs if not pair.sham]
+    since = state.pilot_ended_s
+    return ProofReport(
+        verdict=verdict,
+        reason=reason,
+        effect=effect,
+        low=low,
+        high=high,
+        visible=visible,
+        pairs=len(short) + len(long),
+        void_pairs=sum(pair.void is not None for pair in real),
+        seconds=0.0 if since is None else max(at_s - since, 0.0),
+        exposed_s=sum(pair.on.wall_s for pair in real),
+        evidence=_evidence(state),
+        account=_account(state, short + long),
+    )
+
+
+def _evidence(state: ProofState) -> EvidenceLogs:
+    capitals = state.capitals
+    return EvidenceLogs(
+        faster=capitals.faster.log_e,
+        slower=max(capitals.slower.log_e, capitals.long_slower.log_e),
+        above_margin=capitals.above_margin.log_e,
+        below_margin=capitals.below_margin.log_e,
+        slow_steps=capitals.slow_steps.log_e,
+        busy_faster=capitals.busy_faster.log_e,
+    )
+
+
+def _account(state: ProofState, pairs: Sequence[PairResult]) -> StepAccount:
+    steps = sum(pair.on.steps + pair.off.steps for pair in pairs)
+    seconds = sum(pair.on.expected_s + pair.off.expected_s for pair in pairs)
+    least_s = state.settings.min_effect * seconds / steps if steps else 0.0
+    return settle_account(pairs, kernel_s=state.kernel_s, launches=state.launches, least_s=least_s)
