@@ -23,6 +23,7 @@ from retuned.ports.server import (
     CaptureRule,
     InputTap,
     KernelTap,
+    LiveSteps,
     SlotState,
     Swapper,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "Generator",
     "InputTap",
     "KernelTap",
+    "LiveSteps",
     "Notary",
     "Operator",
     "SlotState",

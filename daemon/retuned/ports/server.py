@@ -11,6 +11,7 @@ from retuned.contract import Definition, Digest
 from retuned.stages.swap import SwapOrder
 from retuned.stages.verdict import ServerEnvironment
 from retuned.stages.watch import WatchSample
+from retuned.stages.watch.proof import StepRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,48 @@ class SlotState:
     """Whether the original serves for a while although an order is in force."""
     counted: bool = True
     """Whether launches pass it; of a kernel that a file configures none does."""
+
+
+class LiveSteps(Protocol):
+    """Steps of the server, recorded in its process while a swap is proven on live traffic."""
+
+    def unavailable(self) -> str:
+        """Return why steps cannot be recorded, a reason code; empty if they can."""
+        ...
+
+    def begin(self) -> None:
+        """Record from now on.
+
+        Raises
+        ------
+        CandidateError, TemporaryError
+            If the server refuses, or does not answer.
+        """
+        ...
+
+    def read(self) -> Sequence[tuple[str, StepRecord]]:
+        """Return the steps since the last call, each with the label of its block.
+
+        Raises
+        ------
+        CandidateError
+            ``server-restarted``, or the server's reason.
+        TemporaryError
+            If the server does not answer.
+        """
+        ...
+
+    def end(self) -> None:
+        """Record no longer; as `begin`."""
+        ...
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        ...
+
+    def now_s(self) -> float:
+        """Return a monotonic time, seconds."""
+        ...
 
 
 class Swapper(Protocol):

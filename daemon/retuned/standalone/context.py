@@ -21,6 +21,7 @@ from retuned.ports import (
     EndToEnd,
     InputTap,
     KernelTap,
+    LiveSteps,
     Notary,
     Spans,
     Store,
@@ -85,6 +86,8 @@ class RecordKind(StrEnum):
     """active -> lifted."""
     REQUEST = "request"
     """Rollback or abort asked for by a person: new -> done."""
+    LIVE_PROOF = "live-proof"
+    """The live proof of a proposal's swap, under its id: proving -> a verdict."""
     END_TO_END = "end-to-end"
     """Gate G7 on a proposal's swap, under its id: measuring -> pass | fail | not-measured."""
     LIFTED = "lifted"
@@ -291,6 +294,8 @@ class Context:
     """Folder of the lab, whose old things are cleared away; None clears nothing."""
     end_to_end: EndToEnd | None = None
     """The server as its users see it; None where nobody said where it is."""
+    live_steps: LiveSteps | None = None
+    """Steps of the server, for live proofs; None proves none."""
     captures: Captures | None = None
     """What inputs are sampled with; None samples none."""
     kernels: KernelTap | None = None

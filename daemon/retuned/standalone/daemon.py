@@ -18,6 +18,7 @@ from retuned.standalone import (
     captured_inputs,
     cleanup,
     end_to_end,
+    live_proof,
     experiments,
     hypotheses,
     kernels,
@@ -101,8 +102,9 @@ class Loop:
         self._beside.look()
 
     def measure(self) -> None:
-        """Gate G7: measure a swap on the whole server. Long, and nobody waits for it."""
+        """Gate G7 and the live proof: measure a swap in the server. Long; nothing waits for it."""
         end_to_end.measure(self.ctx, self._stopping)
+        live_proof.prove(self.ctx, self._stopping)
 
     def stop_measuring(self) -> None:
         """Begin no further pass, and leave no swap switched off."""

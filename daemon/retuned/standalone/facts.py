@@ -37,10 +37,10 @@ from retuned.errors import RetunedError, TemporaryError
 from retuned.node import order_store
 from retuned.ports import SlotState, Stored
 from retuned.stages import gate
-from retuned.stages.gate import EndToEndRule
+from retuned.stages.gate import EndToEndRule, LiveProofMode
 from retuned.stages.gate.policy import Selector
 from retuned.stages.proposal import Proposal
-from retuned.standalone import end_to_end, tunable_records, tuned_files
+from retuned.standalone import end_to_end, live_proof, tunable_records, tuned_files
 from retuned.standalone import evidence as proving
 from retuned.standalone.context import Context, RecordKind
 from retuned.standalone.evidence import measured_in
@@ -196,6 +196,7 @@ def facts_of(
         evidence_checked=checked,
         evidence_fault=fault,
         end_to_end=_end_to_end(ctx, resource),
+        live_proof=_live_proof(ctx, resource),
         unavailable=_unavailable(ctx, record),
     )
 
@@ -410,6 +411,13 @@ def _end_to_end(ctx: Context, resource: LocalProposal) -> MeasuredFact:
     return MeasuredFact(consequence=then, reason=reason, detail=detail)
 
 
+def _live_proof(ctx: Context, resource: LocalProposal) -> MeasuredFact:
+    """Return what the live proof means for a swap that is under way."""
+    if not resource.status.phase.is_under_way:
+        return MeasuredFact()
+    return live_proof.follows(ctx, resource.stage_proposal())
+
+
 def _unavailable(ctx: Context, record: Proposal) -> str:
     """Return what the policy requires and this machine cannot do; empty if there is nothing.
 
@@ -425,6 +433,9 @@ def _unavailable(ctx: Context, record: Proposal) -> str:
     measurable = ctx.end_to_end is not None and not tuned_files.is_fixed(ctx, record.id)
     if limits.end_to_end is EndToEndRule.REQUIRED and not measurable:
         return "end-to-end-unavailable"
+    required = limits.live_proof.mode is LiveProofMode.REQUIRED
+    if required and live_proof.unavailable(ctx, record.id):
+        return "live-proof-unavailable"
     if tuned_files.is_change(ctx, record.id) and (
         limits.canary.steps or limits.canary.shadow_first
     ):

@@ -11,6 +11,7 @@ from retuned.api.agent import Outcome
 from retuned.stages.proposal import RefusalReason
 from retuned.stages.swap import SwapKind
 from retuned.stages.watch import EndToEndOutcome, EndToEndReason
+from retuned.stages.watch.proof import ProofReason, Verdict
 from retuned.telemetry.labels import (
     ALL,
     BESIDE,
@@ -343,5 +344,11 @@ TRIED: tuple[Metric, ...] = (
         "Swaps that were measured on the whole server, by what was found.",
         closed("outcome", words(EndToEndOutcome)),
         closed("reason", words(EndToEndReason)),
+    ),
+    _VERDICT.counter(
+        "retuned_live_proof_verdicts_total",
+        "Swaps that were switched off and on in live traffic, by verdict.",
+        closed("verdict", words(Verdict)),
+        closed("reason", words(ProofReason)),
     ),
 )

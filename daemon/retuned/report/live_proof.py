@@ -1,0 +1,52 @@
+"""The result of a live proof as one sentence. Pure."""
+
+from __future__ import annotations
+
+from retuned.stages.watch.proof import ProofReport, Verdict, percent_of
+
+_OUTCOMES = {
+    Verdict.HELPS: "helps",
+    Verdict.HARMS: "harms",
+    Verdict.NO_MEASURABLE_EFFECT: "no measurable effect",
+    Verdict.TOO_LITTLE_TRAFFIC: "too little traffic",
+    Verdict.NOT_CONCLUDED: "not concluded",
+}
+
+
+def sentence_of(report: ProofReport) -> str:
+    """Return the verdict, the effect with its interval, and what it rests on.
+
+    Examples
+    --------
+    >>> from retuned.stages.watch.proof import ProofReason
+    >>> report = ProofReport(
+    ...     verdict=Verdict.HARMS, reason=ProofReason.SLOWER, effect=0.019, low=0.009, high=0.028,
+    ...     pairs=24, seconds=48.0, exposed_s=24.0
+    ... )
+    >>> sentence_of(report)
+    'harms (slower): steps take 1.9 % longer (0.9 % longer to 2.8 % longer); 24 pairs in 48 s, 24 s of them with the swap on'
+    """
+    said = f"{_OUTCOMES[report.verdict]} ({report.reason})"
+    if not report.final:
+        said += ", not final"
+    if report.effect is not None:
+        said += f": steps take {_change(report.effect)}"
+        said += f" ({_end(report.low)} to {_end(report.high)})"
+    if report.pairs or report.void_pairs:
+        said += f"; {report.pairs} pairs in {report.seconds:.0f} s"
+        said += f", {report.exposed_s:.0f} s of them with the swap on"
+    if report.void_pairs:
+        said += f"; {report.void_pairs} pairs do not count"
+    wants_visible = report.verdict in (Verdict.TOO_LITTLE_TRAFFIC, Verdict.NO_MEASURABLE_EFFECT)
+    if wants_visible and report.visible is not None:
+        said += f"; these pairs show effects from {percent_of(report.visible):.1f} %"
+    return said + ("; the host sets the pace" if report.account.host_bound else "")
+
+
+def _change(effect: float) -> str:
+    percent = percent_of(effect)
+    return f"{abs(percent):.1f} % {'longer' if percent > 0 else 'less time'}"
+
+
+def _end(effect: float | None) -> str:
+    return "open" if effect is None else _change(effect)

@@ -1,0 +1,93 @@
+"""Steps of a server, labelled by the blocks of a live proof."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from retuned.errors import CandidateError, RetunedError
+from retuned.runtime_client.step_records import ProcessSteps, StepTap
+from retuned.runtime_client.step_records import StepRecord as Recorded
+from retuned.stages.watch.proof import Arm, StepRecord
+
+ON = "on"
+NOT_SWITCHABLE = "not-switchable"
+SEVERAL = "several-servers"
+"""Reason code: processes that are not ranks of one server record steps."""
+RESTARTED = "server-restarted"
+_FIRST_RANK = "0"
+
+
+class ServerSteps:
+    """Reads the steps of the first rank of one server; see `ports.LiveSteps`.
+
+    Parameters
+    ----------
+    sockets
+        A socket, or a folder of them.
+    """
+
+    def __init__(self, sockets: Path) -> None:
+        self._tap = StepTap(sockets)
+        self._instance = ""
+
+    def unavailable(self) -> str:
+        """Return why steps cannot be recorded, a reason code; empty if they can."""
+        try:
+            self._first(self._tap.read(limit=0))
+        except RetunedError as error:
+            return error.reason if isinstance(error, CandidateError) else NOT_SWITCHABLE
+        return ""
+
+    def begin(self) -> None:
+        """Record from now on; see `ports.LiveSteps`."""
+        self._instance = self._first(self._tap.begin()).instance
+
+    def read(self) -> Sequence[tuple[str, StepRecord]]:
+        """Return the labelled steps since the last call; see `ports.LiveSteps`."""
+        process = self._first(self._tap.read())
+        if process.instance != self._instance:
+            raise CandidateError(RESTARTED, detail=process.name)
+        if process.fault:
+            raise CandidateError(process.fault, detail=f"{process.name} records no steps")
+        return [
+            (each.arm, _step(each)) for each in process.records if each.arm.endswith(tuple(Arm))
+        ]
+
+    def end(self) -> None:
+        """Record no longer."""
+        self._tap.end()
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        time.sleep(seconds)
+
+    def now_s(self) -> float:
+        """Return the monotonic time, seconds."""
+        return time.monotonic()
+
+    def _first(self, found: Sequence[ProcessSteps]) -> ProcessSteps:
+        """Return the process whose steps are the server's."""
+        known = [each for each in found if each.hook == ON and each.rank in ("", _FIRST_RANK)]
+        if not known:
+            hooks = ", ".join(sorted({each.hook for each in found})) or "no process"
+            raise CandidateError(NOT_SWITCHABLE, detail=f"no steps are known: {hooks}")
+        if len(known) > 1:
+            raise CandidateError(SEVERAL, detail=", ".join(each.name for each in known)[:200])
+        return known[0]
+
+
+def _step(record: Recorded) -> StepRecord:
+    return StepRecord(
+        index=record.index,
+        arm=Arm.ON if record.arm.endswith(f"-{Arm.ON}") else Arm.OFF,
+        prefill=record.prefill,
+        decode=record.decode,
+        context=record.context,
+        graph=record.graph or None,
+        period_s=record.period_s,
+        busy_s=record.busy_s,
+        host_s=record.host_s,
+        ended_s=record.ended_s,
+    )
