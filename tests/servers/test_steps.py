@@ -9,7 +9,7 @@ import pytest
 from tests.servers.sources import running
 from tests.servers.wheels import Wheel, unpacked, versions
 
-from retuned.runtime.tunables.steps import MODULE, Steps
+from retuned.runtime.steps.hook import MODULE, Steps
 
 pytestmark = pytest.mark.index
 
