@@ -244,7 +244,7 @@ class RuntimeHost:
         }
 
     def _step_facts(self) -> dict[str, Any]:
-        return {"instance": self._execution.instance, "rank": rank_of_environment()}
+        return {"instance": self._execution.instance, "rank": str(ranks().get("rank", ""))}
 
     def _slots(self, _: Mapping[str, Any]) -> dict[str, Any]:
         slots = self._seating.slots()

@@ -83,7 +83,7 @@ class GraphNote:
     def begin(self, runner: Any) -> None:  # noqa: ANN401 - the server's
         """Follow a runner's choices from now on; the next step has made none."""
         self._tokens = self._graph = 0
-        holder = getattr(runner, "cudagraph_manager", None)
+        holder: Any = getattr(runner, "cudagraph_manager", None)
         if holder is None:
             holder = getattr(runner, "cudagraph_dispatcher", None)
         if holder is self._holder:

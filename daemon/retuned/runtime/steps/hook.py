@@ -3,9 +3,9 @@
 vLLM's worker runs ``Worker.execute_model`` once a step, on the thread that launches. Where that
 returns None, the engine calls ``Worker.sample_tokens`` for the same step, which launches the
 sampler and the drafts (vLLM 0.26.0 and 0.33.0, both runners). So a step begins with
-``execute_model`` and ends with the return of ``sample_tokens``. It ends with ``execute_model`` where
-that returns an answer (pooling, a step without tokens) or the worker has no ``sample_tokens``. The
-hook holds a lock during both calls, and no action runs between them.
+``execute_model`` and ends with the return of ``sample_tokens``. It ends with ``execute_model``
+where that returns an answer (pooling, a step without tokens) or the worker has no
+``sample_tokens``. The hook holds a lock during both calls, and no action runs between them.
 
 Actions of the control thread run at the start of the next step, on the launching thread, or on the
 control thread while the server is idle. A server without known steps has no such moment: there an
