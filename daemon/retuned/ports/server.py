@@ -138,15 +138,21 @@ class Swapper(Protocol):
         """
         ...
 
-    def bypass(self, definition: str, *, on: bool) -> None:
+    def bypass(self, definition: str, *, on: bool, arm: str | None = None) -> None:
         """Serve the original for a while (`on`), or the order in force again, for comparison.
 
         The order, its epoch and its counts stay; where no variant is in force nothing happens.
 
+        Parameters
+        ----------
+        arm
+            Label that records of steps have from then on, of at most 32 characters. The change
+            happens between two steps then, also where nothing but the label changes.
+
         Raises
         ------
         CandidateError
-            ``unknown-slot``.
+            ``unknown-slot``; with `arm`, ``no-safe-point``.
         TemporaryError
             If the server does not answer.
         """

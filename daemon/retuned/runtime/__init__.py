@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from retuned.runtime.core.attach import Runtime, attach
     from retuned.runtime.core.slots import Slot
+    from retuned.runtime.steps.marks import step
 
-__all__ = ["Runtime", "Slot", "attach"]
+__all__ = ["Runtime", "Slot", "attach", "step"]
 
 
 def __getattr__(name: str) -> object:
@@ -28,4 +29,8 @@ def __getattr__(name: str) -> object:
         from retuned.runtime.core.attach import attach
 
         return attach
+    if name == "step":
+        from retuned.runtime.steps.marks import step
+
+        return step
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,7 +16,7 @@ from retuned.errors import CandidateError, PartialCommit, TemporaryError
 from retuned.ports import SlotState, Swapper
 from retuned.runtime.artifacts.trust import SIGNATURE_FILE
 from retuned.runtime.tunables.records import digest_of_text
-from retuned.runtime_client.client import RuntimeSocket
+from retuned.runtime_client.client import RuntimeSocket, labelled
 from retuned.runtime_client.connection import RETRY_S
 from retuned.runtime_client.delivery import show_key
 from retuned.runtime_client.reports import merge_states
@@ -248,7 +248,7 @@ class ChangeSwapper:
         self._prepared.pop(proposal, None)
         self._requests.pop(proposal, None)
 
-    def bypass(self, definition: str, *, on: bool) -> None:
+    def bypass(self, definition: str, *, on: bool, arm: str | None = None) -> None:
         """Serve the original for a while; see `Swapper.bypass`. A file cannot be bypassed.
 
         Raises
@@ -260,7 +260,7 @@ class ChangeSwapper:
         """
         kind = self._changes.known().get(definition)
         if kind is None:
-            self._kernels.bypass(definition, on=on)
+            self._kernels.bypass(definition, on=on, arm=arm)
             return
         if kind != TABLE:
             detail = f"{definition} has a file, which cannot be bypassed"
@@ -270,7 +270,8 @@ class ChangeSwapper:
             if not process.takes(definition, TABLE):
                 continue
             request = {"op": "tunable-bypass", "definition": definition, "on": on}
-            answer = self._files.tell(process.path, request | {"term": self._term()})
+            request |= labelled(arm) | {"term": self._term()}
+            answer = self._files.tell(process.path, request)
             if answer is None:
                 raise TemporaryError(f"{name} no longer listens", delay_s=RETRY_S)
 

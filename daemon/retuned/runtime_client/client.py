@@ -253,10 +253,8 @@ class RuntimeSocket:
         while len(self._prepared) > _REMEMBERED:
             self._prepared.popitem(last=False)
 
-    def bypass(self, definition: str, *, on: bool) -> None:
-        """Serve the original for a while (`on`), or the active order again.
-
-        The order, its epoch and its counts stay: this is for comparing the two.
+    def bypass(self, definition: str, *, on: bool, arm: str | None = None) -> None:
+        """Serve the original for a while (`on`), or the active order again; see `Swapper.bypass`.
 
         Raises
         ------
@@ -265,7 +263,7 @@ class RuntimeSocket:
         TemporaryError
             If the server does not answer.
         """
-        self.ask({"op": "bypass", "definition": definition, "on": on})
+        self.ask({"op": "bypass", "definition": definition, "on": on, **labelled(arm)})
 
     def ramp(
         self, order: SwapOrder, *, fraction: float, excluded: Sequence[tuple[int, ...]]
@@ -315,6 +313,11 @@ class RuntimeSocket:
             If the folder cannot be read.
         """
         return self._processes.sockets()
+
+
+def labelled(arm: str | None) -> dict[str, str]:
+    """Return the field of a request that labels steps; none without a label."""
+    return {} if arm is None else {"arm": arm}
 
 
 def _rank(name: str, answer: dict[str, Any] | RetunedError) -> Rank:

@@ -144,7 +144,7 @@ class FakeSwapper:
         if order.artifact is not None and order.artifact != self._active(order.definition):
             self._prepared.discard((order.definition, order.artifact))
 
-    def bypass(self, definition: str, *, on: bool) -> None:
+    def bypass(self, definition: str, *, on: bool, arm: str | None = None) -> None:
         self._slot(definition)
         if on and self._active(definition) is not None:
             self._bypassed.add(definition)

@@ -23,6 +23,8 @@ from retuned.runtime.profiler.schedule import Rule, rule_of
 from retuned.runtime.profiler.service import Windows
 from retuned.runtime.schema import Key, Refused
 from retuned.runtime.shadow.sampler import Compare, compare_tensors
+from retuned.runtime.steps import marks
+from retuned.runtime.steps.hook import Steps
 from retuned.runtime.torch_ops.binding import Binding
 from retuned.runtime.torch_ops.library import TorchOps
 from retuned.runtime.torch_ops.slots import Operators
@@ -80,6 +82,11 @@ class Runtime:
     @property
     def socket(self) -> Path | None:
         return self._control.path if self._control is not None else None
+
+    @property
+    def steps(self) -> Steps:
+        """Steps of this process's server, for `retuned.runtime.step`."""
+        return self._host.steps
 
     @property
     def intercepts(self) -> bool:
@@ -196,6 +203,7 @@ class Runtime:
 
     def close(self) -> None:
         _ATTACHED.discard(self)
+        marks.forget(self.steps)
         atexit.unregister(self.close)
         self._settled = True
         if self._windows is not None:
@@ -292,6 +300,7 @@ def attached() -> list[Runtime]:
 def keep(runtime: Runtime) -> None:
     """Keep a runtime until it is closed, at the latest when the process ends."""
     _ATTACHED.add(runtime)
+    marks.follow(runtime.steps)
     atexit.register(runtime.close)
 
 

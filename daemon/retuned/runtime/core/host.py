@@ -28,6 +28,8 @@ from retuned.runtime.plugins.ranks import ranks
 from retuned.runtime.schema import Refused
 from retuned.runtime.shadow.pending_checks import CHECKS
 from retuned.runtime.shadow.sampler import Compare, compare_tensors
+from retuned.runtime.steps.hook import Steps
+from retuned.runtime.steps.service import StepService
 from retuned.runtime.tunables.service import Tunables
 from retuned.runtime.tuned_files.service import TunedFiles
 
@@ -72,8 +74,10 @@ class RuntimeHost:
         self._interception = interception
         self._may_capture = may_capture
         self._seating = SlotRegistry(interception)
+        self.steps = Steps()
         self._execution = OrderExecutor(
             self._seating,
+            steps=self.steps,
             interception=interception,
             artifacts_dir=artifacts_dir,
             compare=compare,
@@ -93,8 +97,12 @@ class RuntimeHost:
             graphs=lambda: self.graphs.answer({}),
         )
         self.tunables = Tunables(
-            trust=self._trust, fence=lambda: self._execution.fence, may_record=may_capture
+            trust=self._trust,
+            fence=lambda: self._execution.fence,
+            may_record=may_capture,
+            steps=self.steps,
         )
+        stepping = StepService(self.steps, facts=self._step_facts)
         self._operations: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             "hello": self._hello,
             "slots": self._slots,
@@ -111,6 +119,7 @@ class RuntimeHost:
             **self._execution.operations(),
             **self.tuned.operations(),
             **self.tunables.operations(),
+            **stepping.operations(),
         }
 
     def add(self, slot: Slot) -> None:
@@ -233,6 +242,9 @@ class RuntimeHost:
             "trust": self._trust.policy,
             **{name: report() for name, report in list(self.reports.items())},
         }
+
+    def _step_facts(self) -> dict[str, Any]:
+        return {"instance": self._execution.instance, "rank": str(ranks().get("rank", ""))}
 
     def _slots(self, _: Mapping[str, Any]) -> dict[str, Any]:
         slots = self._seating.slots()

@@ -27,8 +27,13 @@ from retuned.runtime.core.supervisor import Supervision
 from retuned.runtime.intercept.service import Interception
 from retuned.runtime.schema import Refused
 from retuned.runtime.shadow.sampler import Compare
+from retuned.runtime.steps.hook import Steps
+from retuned.runtime.steps.log import arm_in
 
 log = logging.getLogger(__name__)
+
+ARM_WAIT_S = 3.0
+"""Longest wait for a safe point of a slot: shorter than the daemon waits for its answer."""
 
 
 class OrderExecutor:
@@ -41,6 +46,7 @@ class OrderExecutor:
         self,
         seating: SlotRegistry,
         *,
+        steps: Steps,
         interception: Interception | None,
         artifacts_dir: Path | None,
         compare: Compare,
@@ -48,6 +54,7 @@ class OrderExecutor:
         cache: ArtifactCache,
     ) -> None:
         self._seating = seating
+        self._steps = steps
         self._interception = interception
         self._artifacts_dir = artifacts_dir
         self._compare = compare
@@ -185,6 +192,7 @@ class OrderExecutor:
                 on_trip=self.supervision.tripped,
             )
             seat.slot.commit(swapped)
+            self._steps.log.arm = ""  # steps of another order belong to no arm
             flip_ns = time.perf_counter_ns() - start_ns
             seat.ledger.carried_out(
                 order.id, epoch=order.epoch, artifact=order.artifact, flip_ns=flip_ns
@@ -209,15 +217,28 @@ class OrderExecutor:
         return {"dropped": dropped, "committed": committed}
 
     def _bypass(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Serve the original for a while without changing the active order, for comparison."""
+        """Serve the original for a while without changing the active order, for comparison.
+
+        With ``arm`` it happens at a safe point where steps are known, and labels the steps that
+        begin after it; without, it happens at once.
+        """
+        arm = arm_in(request)
         definition, on = request.get("definition"), request.get("on")
         if not isinstance(definition, str) or not isinstance(on, bool):
             raise Refused("bad-request", detail="'definition' and a boolean 'on' are needed")
         slot = self._seating.of(definition).slot
         order = slot.table.in_force
         if order is None or order.artifact is None:
+            self._steps.log.arm = ""
             return {"bypassed": False}
-        return {"bypassed": slot.replace(order, state="bypassed" if on else "swapped") and on}
+        state = "bypassed" if on else "swapped"
+        if arm is None:
+            return {"bypassed": slot.replace(order, state=state) and on}
+        made, held_us = self._steps.in_arm(
+            lambda _: slot.replace(order, state=state), arm=arm, wait_s=ARM_WAIT_S
+        )
+        pause_us = round(held_us, 1)
+        return {"bypassed": made and on, "pause_us": pause_us, "arm": self._steps.log.arm}
 
     def _ramp(self, request: Mapping[str, Any]) -> dict[str, Any]:
         self.fence.admit(request)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from retuned.runtime.schema import Refused
+from retuned.runtime.steps.hook import Steps
 from retuned.runtime.tunables.graphs import GraphSets
 from retuned.runtime.tunables.records import Capture, canonical, digest_of_text
 from retuned.runtime.tunables.state import Registry, Tunable
-from retuned.runtime.tunables.steps import Steps
 
 log = logging.getLogger(__name__)
 
@@ -138,11 +138,17 @@ class Captures:
 
         return capture
 
-    def bypass(self, tunable: Tunable, *, on: bool) -> float:
+    def bypass(self, tunable: Tunable, *, on: bool, arm: str | None = None) -> float:
         """Let a tunable run the server's choice for a while, or its table again.
 
         Graphs are exchanged with it; no graph is captured for that. Returns how long the launching
         thread was held, microseconds.
+
+        Parameters
+        ----------
+        arm
+            Label of the steps from then on; None leaves it. A table that a failed check has ended
+            does not act again, so the steps get no label.
 
         Raises
         ------
@@ -153,7 +159,12 @@ class Captures:
         def switch() -> None:
             tunable.bypassed = on
 
-        return self._steps.at_safe_point(lambda worker: self.exchange(worker, switch))[1]
+        def change(worker: Any) -> bool:  # noqa: ANN401 - the server's
+            if tunable.bypassed != on:
+                self.exchange(worker, switch)
+            return on or not tunable.tripped
+
+        return self._steps.in_arm(change, arm=arm)[1]
 
     def reach(self, tunable: Tunable) -> str:
         """Return whether graphs still launch what was in force before where rules apply."""

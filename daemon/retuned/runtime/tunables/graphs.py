@@ -21,9 +21,9 @@ from typing import Any
 
 from retuned.runtime.plugins.ranks import ranks
 from retuned.runtime.schema import Refused
+from retuned.runtime.steps.hook import synchronize
 from retuned.runtime.tunables.records import Capture
 from retuned.runtime.tunables.state import Registry
-from retuned.runtime.tunables.steps import synchronize
 
 log = logging.getLogger(__name__)
 

@@ -22,6 +22,8 @@ from retuned.runtime.artifacts.trust import Trust
 from retuned.runtime.core.environment import device_in_use
 from retuned.runtime.core.epochs import MAX_HISTORY, Fence, Ledger
 from retuned.runtime.schema import Refused
+from retuned.runtime.steps.hook import Steps
+from retuned.runtime.steps.log import arm_in
 from retuned.runtime.tunables.attention import AttentionHook
 from retuned.runtime.tunables.autotune import AutotunerHook
 from retuned.runtime.tunables.captures import CAPTURE_S, Captures
@@ -33,7 +35,6 @@ from retuned.runtime.tunables.records import (
     parse_table,
 )
 from retuned.runtime.tunables.state import Registry, Tunable
-from retuned.runtime.tunables.steps import Steps
 from retuned.runtime.tuned_files.orders import ChangeOrder, parse_order
 
 log = logging.getLogger(__name__)
@@ -62,16 +63,23 @@ class Tunables:
     ----------
     may_record
         Whether values of integer tensors may be copied for experiments.
+    steps
+        The steps of this process's server; None makes them.
     """
 
     def __init__(
-        self, *, trust: Trust, fence: Callable[[], Fence], may_record: bool = False
+        self,
+        *,
+        trust: Trust,
+        fence: Callable[[], Fence],
+        may_record: bool = False,
+        steps: Steps | None = None,
     ) -> None:
         self._trust, self._fence = trust, fence
         self._on = False
         self.registry = Registry()
         self.registry.may_record = may_record
-        self.steps = Steps()
+        self.steps = steps or Steps()
         self.captures = Captures(self.registry, self.steps)
         self.hooks: tuple[AutotunerHook | AttentionHook | MoeHook, ...] = (
             AutotunerHook(self.registry),
@@ -116,6 +124,7 @@ class Tunables:
     def close(self) -> None:
         """Restore the server's own functions and graphs."""
         if not self._on:
+            self.steps.uninstall()  # records of steps may have needed the hook
             return
         sizes = [size for each in self.registry for size in each.captured_sizes]
 
@@ -396,6 +405,8 @@ class Tunables:
     def bypass(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Run the server's choice for a while without changing the order in force, or no longer.
 
+        ``arm`` labels the steps that begin after it, also where nothing changes.
+
         Raises
         ------
         Refused
@@ -405,15 +416,18 @@ class Tunables:
         on = request.get("on")
         if not isinstance(on, bool):
             raise Refused("bad-request", detail="a boolean 'on' is needed")
+        arm = arm_in(request)
         self._fence().admit(request)
         tunable = self._known(str(request.get("definition")))
         with self._lock:
             if tunable.table is None:
+                self.steps.log.arm = ""
                 return {"bypassed": False}
             held_us = 0.0
-            if tunable.bypassed != on:
-                held_us = self.captures.bypass(tunable, on=on)
-            return {"bypassed": on, "pause_us": round(held_us, 1)}
+            if tunable.bypassed != on or arm is not None:
+                held_us = self.captures.bypass(tunable, on=on, arm=arm)
+            pause_us = round(held_us, 1)
+            return {"bypassed": on, "pause_us": pause_us, "arm": self.steps.log.arm}
 
     def _below(self, order: TableOrder) -> Table | None:
         """Return the table that an order goes back to; None is the original."""
@@ -432,6 +446,7 @@ class Tunables:
 
         def put() -> None:
             tunable.put(table, cold=unseen, rates=order.rates)
+            self.steps.log.arm = ""  # steps of another order belong to no arm
 
         _, held_us = self.steps.at_safe_point(lambda worker: self.captures.exchange(worker, put))
         if table is not None:
@@ -461,6 +476,7 @@ class Tunables:
     def housekeeping(self) -> None:
         """Capture at an idle moment what a table asks for and graphs do not have yet."""
         self.captures.align()
+        self.steps.log.settle()
         for tunable in self.registry:
             self._warm_later(tunable)
             if self.steps.idle() and self.captures.missing(tunable):

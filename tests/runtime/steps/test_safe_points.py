@@ -13,7 +13,7 @@ import pytest
 from tests.expect import raises_code
 
 from retuned.runtime.schema import Refused
-from retuned.runtime.tunables.steps import MODULE, Steps
+from retuned.runtime.steps.hook import MODULE, Steps
 
 
 class Server:
