@@ -24,7 +24,7 @@ def sentence_of(report: ProofReport) -> str:
     ...     pairs=24, seconds=48.0, exposed_s=24.0
     ... )
     >>> sentence_of(report)
-    'harms (slower): steps take 1.9 % longer (0.9 % longer to 2.8 % longer); 24 pairs in 48 s, 24 s of them with the swap on'
+    'harms (slower): steps take 1.9 % longer (0.9 % longer to 2.8 % longer); 24 pairs in 48 s, 24 s on'
     """
     said = f"{_OUTCOMES[report.verdict]} ({report.reason})"
     if not report.final:
@@ -34,7 +34,7 @@ def sentence_of(report: ProofReport) -> str:
         said += f" ({_end(report.low)} to {_end(report.high)})"
     if report.pairs or report.void_pairs:
         said += f"; {report.pairs} pairs in {report.seconds:.0f} s"
-        said += f", {report.exposed_s:.0f} s of them with the swap on"
+        said += f", {report.exposed_s:.0f} s on"
     if report.void_pairs:
         said += f"; {report.void_pairs} pairs do not count"
     wants_visible = report.verdict in (Verdict.TOO_LITTLE_TRAFFIC, Verdict.NO_MEASURABLE_EFFECT)

@@ -41,6 +41,8 @@ class FakeSwapper:
     """Fields of `WatchSample` to report per slot, set by the test."""
     launches: dict[str, dict[tuple[int, ...], int]] = field(default_factory=dict)
     """Launches to report per slot, set by the test."""
+    arm: str = ""
+    """Label of the steps that begin now."""
     runs_on: ServerEnvironment = _UNKNOWN
     """Reported environment, set by the test."""
     _opened: list[str] = field(default_factory=list)
@@ -150,6 +152,7 @@ class FakeSwapper:
             self._bypassed.add(definition)
         else:
             self._bypassed.discard(definition)
+        self.arm = self.arm if arm is None else arm
 
     def ramp(
         self, order: SwapOrder, *, fraction: float, excluded: Sequence[tuple[int, ...]]

@@ -183,8 +183,9 @@ def _unavailable(
 ) -> str:
     """Return what the policy requires and these servers cannot do; empty if there is nothing.
 
-    No cluster can measure the whole server or prove a swap on live traffic. All launches run a table or none does, so a table has
-    no canary over launches; and a server may refuse one, as in its batch-invariant mode.
+    No cluster can measure the whole server or prove a swap on live traffic. All launches run a
+    table or none does, so a table has no canary over launches; and a server may refuse one, as in
+    its batch-invariant mode.
     """
     if policies is None or target is None:
         return ""

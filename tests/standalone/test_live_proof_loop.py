@@ -1,0 +1,281 @@
+"""Live proof in the loop: random pairs, kept across a kill, withdrawn where it harms or is nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from tests.standalone.local_world import KERNEL, WINNER, World, auto_policy
+from tests.standalone.test_end_to_end_loop import approve, steps
+
+from retuned.errors import CandidateError, TemporaryError
+from retuned.stages.gate import KernelTuningPolicy
+from retuned.stages.verdict import SignedEvidence
+from retuned.stages.watch.proof import Arm, StepRecord
+from retuned.standalone.context import RecordKind
+from retuned.standalone.daemon import Loop
+from retuned.standalone.facts import quarantined
+
+
+def policy(**rule: Any) -> KernelTuningPolicy:
+    body = auto_policy().model_dump(mode="json", by_alias=True)
+    body["spec"]["liveProof"] = {"mode": "required", "longBlocks": 0} | rule
+    return KernelTuningPolicy.model_validate(body)
+
+
+@dataclass
+class Live:
+    """The steps of the world's server, in the time of the world's clock.
+
+    `effect` is what the swap changes of a step's time, as a share.
+    """
+
+    world: World
+    effect: float = 0.0
+    reason: str = ""
+    lost: Exception | None = None
+    per_s: float = 50.0
+    dies_at: int | None = None
+    reads: int = 0
+    recording: bool = False
+    chance: random.Random = field(default_factory=lambda: random.Random(7))
+    arms: list[str] = field(default_factory=list)
+    _steps: list[tuple[str, StepRecord]] = field(default_factory=list)
+    _count: int = 0
+    _now_s: float = 100.0
+
+    def unavailable(self) -> str:
+        return self.reason
+
+    def begin(self) -> None:
+        self.recording = True
+
+    def end(self) -> None:
+        self.recording = False
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def wait(self, seconds: float) -> None:
+        self.world.clock.advance(seconds)
+        end_s = self._now_s + seconds
+        (slot,) = self.world.server.slots()
+        label = self.world.server.arm
+        if not self.arms or self.arms[-1] != label:
+            self.arms.append(label)
+        on = slot.active is not None and not slot.bypassed
+        while self._now_s < end_s:
+            decode, prefill = self.chance.randrange(1, 32), self.chance.choice((0, 0, 0, 512))
+            period_s = (1.0 + 0.02 * decode + 0.004 * prefill) / self.per_s / 2.0
+            period_s *= self.chance.lognormvariate(0.0, 0.01) * (1.0 + self.effect * on)
+            self._now_s += period_s
+            self._count += 1
+            step = StepRecord(
+                index=self._count,
+                arm=Arm.ON if on else Arm.OFF,
+                prefill=prefill,
+                decode=decode,
+                context=256 * decode,
+                graph=None,
+                period_s=period_s,
+                busy_s=None,
+                host_s=None,
+                ended_s=self._now_s,
+            )
+            if self.recording and label:
+                self._steps.append((label, step))
+        self._now_s = max(self._now_s, end_s)
+
+    def read(self) -> Sequence[tuple[str, StepRecord]]:
+        self.reads += 1
+        if self.reads == self.dies_at:
+            raise KeyboardInterrupt
+        if self.lost is not None:
+            raise self.lost
+        found, self._steps = self._steps, []
+        return found
+
+
+@pytest.fixture
+def live(world: World) -> Live:
+    made = Live(world)
+    world.loop = Loop(replace(world.loop.ctx, live_steps=made))
+    return made
+
+
+def swapped(world: World, rule: KernelTuningPolicy) -> str:
+    """Let a swap be watched and clean; return its phase."""
+    world.policies = (rule,)
+    for m in (8,) * 5 + (256,) * 4:
+        world.window(m)
+        steps(world)
+    for _ in range(6):
+        approve(world)
+        world.clock.advance(2.0)
+        if world.server.slots()[0].active is not None:
+            world.server.counts[KERNEL] = {"swapped_launches": 900, "shadow_checks": 30}
+        steps(world)
+    (phase,) = world.phases(RecordKind.PROPOSAL)
+    return phase
+
+
+def settled(world: World) -> str:
+    for _ in range(6):
+        world.clock.advance(2.0)
+        world.loop.steer()
+    (phase,) = world.phases(RecordKind.PROPOSAL)
+    return phase
+
+
+def record(world: World) -> Any:
+    (stored,) = world.store.list(RecordKind.LIVE_PROOF)
+    return stored
+
+
+def test_a_swap_that_helps_is_promoted_with_signed_evidence(world: World, live: Live) -> None:
+    live.effect = -0.04
+    assert swapped(world, policy()) == "Proving"
+    assert world.loop.ctx.store.list(RecordKind.LIVE_PROOF) == []
+    world.loop.measure()
+    found = record(world)
+    assert (found.phase, found.body["report"]["reason"]) == ("helps", "faster")
+    low, high = found.body["report"]["low"], found.body["report"]["high"]
+    assert low < -0.0408 < high < 0.0
+    assert not world.server.slots()[0].bypassed
+    assert not live.recording
+    assert settled(world) == "Promoted"
+    assert world.server.slots()[0].active == WINNER.digest
+    envelope = SignedEvidence.model_validate_json(world.store.get_blob(found.body["evidence"]))
+    signature = bytes.fromhex(envelope.signature)
+    assert (
+        world.notary.check(envelope.payload.encode(), key=envelope.key, signature=signature) is None
+    )
+    pilot = [each for each in live.arms if int(each.split("-")[0]) < 30]
+    assert {each.rpartition("-")[2] for each in pilot} == {"off"}, "the pilot runs the original"
+    reads = live.reads
+    world.loop.measure()
+    assert live.reads == reads, "one proof is enough"
+
+
+def test_a_swap_that_harms_goes_back_by_itself_and_is_blamed(world: World, live: Live) -> None:
+    live.effect = 0.03
+    assert swapped(world, policy()) == "Proving"
+    world.loop.measure()
+    assert record(world).phase == "harms"
+    assert world.server.slots()[0].bypassed, "the original serves until the order is taken back"
+    assert settled(world) == "RolledBack"
+    assert world.server.slots()[0].active is None
+    assert WINNER.digest in quarantined(world.loop.ctx)
+    (lesson,) = [e for e in world.store.events() if e.what == "live-proof-lesson"]
+    assert (lesson.detail["verdict"], lesson.detail["candidate"]) == ("harms", WINNER.digest)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_swap_that_changes_nothing_goes_back_without_blame(
+    world: World, live: Live, *, keep: bool
+) -> None:
+    rule = policy(onNoEffect="keep") if keep else policy()
+    assert swapped(world, rule) == "Proving"
+    world.loop.measure()
+    assert record(world).phase == "no-measurable-effect"
+    assert settled(world) == "RolledBack", "kept only where it is shown that the GPU works less"
+    assert WINNER.digest not in quarantined(world.loop.ctx)
+
+
+@pytest.mark.parametrize("effect", [0.03, 0.0])
+def test_where_it_is_observed_nothing_follows(world: World, live: Live, effect: float) -> None:
+    live.effect = effect
+    assert swapped(world, policy(mode="observe")) == "Proving"
+    world.loop.measure()
+    assert record(world).phase == ("harms" if effect else "no-measurable-effect")
+    assert not world.server.slots()[0].bypassed
+    assert settled(world) == "Promoted"
+
+
+def test_a_daemon_that_is_killed_goes_on_with_its_pairs(world: World, live: Live) -> None:
+    live.effect, live.dies_at = -0.04, 200
+    assert swapped(world, policy()) == "Proving"
+    with pytest.raises(KeyboardInterrupt):
+        world.loop.measure()
+    begun = record(world).body["state"]
+    assert begun["plan"] is not None, "the pair was planned before its data"
+    kept = len(begun["pairs"]) + len(begun["pilot"])
+    assert kept > 5
+    world.loop = Loop(world.loop.ctx)
+    world.loop.measure()
+    ended = record(world)
+    assert ended.phase == "helps"
+    voids = [each for each in ended.body["state"]["pairs"] if each["void"] == "abandoned"]
+    assert [each["number"] for each in voids] == [begun["plan"]["number"]]
+
+
+def test_a_server_that_restarts_ends_the_proof_with_the_original(world: World, live: Live) -> None:
+    live.effect = -0.04
+    assert swapped(world, policy()) == "Proving"
+    live.lost = CandidateError("server-restarted", detail="4711.sock")
+    world.loop.measure()
+    found = record(world)
+    assert (found.phase, found.body["report"]["reason"]) == ("not-concluded", "interrupted")
+    assert settled(world) == "RolledBack"
+    assert WINNER.digest not in quarantined(world.loop.ctx)
+
+
+def test_a_server_that_does_not_answer_is_waited_for(world: World, live: Live) -> None:
+    live.effect = -0.04
+    assert swapped(world, policy()) == "Proving"
+    live.lost = TemporaryError("no answer", delay_s=1.0)
+    world.loop.measure()
+    assert record(world).phase == "proving"
+    assert world.server.slots()[0].bypassed, "without a verdict the original serves"
+    live.lost = None
+    world.loop.measure()
+    assert record(world).phase == "helps"
+    assert settled(world) == "Promoted"
+
+
+def test_too_little_traffic_ends_with_the_original(world: World, live: Live) -> None:
+    live.per_s = 0.2
+    assert swapped(world, policy(maxDuration="10m")) == "Proving"
+    world.loop.measure()
+    assert record(world).phase == "too-little-traffic"
+    assert settled(world) == "RolledBack"
+    assert WINNER.digest not in quarantined(world.loop.ctx)
+
+
+def test_a_rollback_in_the_middle_ends_the_proof(world: World, live: Live) -> None:
+    assert swapped(world, policy()) == "Proving"
+    taken: list[int] = []
+    wait = live.wait
+
+    def waits(seconds: float) -> None:
+        wait(seconds)
+        taken.append(1)
+        if len(taken) == 50:
+            (proposal,) = world.store.list(RecordKind.PROPOSAL)
+            body = {"target": proposal.id, "what": "rollback", "who": "ada", "reason": "a test"}
+            world.store.add(RecordKind.REQUEST, f"back-{proposal.id}", body, phase="new")
+            world.loop.steer()
+
+    live.wait = waits  # type: ignore[method-assign]
+    world.loop.measure()
+    assert record(world).body["report"]["reason"] == "interrupted"
+
+
+@pytest.mark.parametrize(("mode", "phase"), [("required", "Scheduled"), ("observe", "Promoted")])
+def test_where_steps_are_not_known(world: World, live: Live, mode: str, phase: str) -> None:
+    live.reason = "not-switchable"
+    reached = swapped(world, policy(mode=mode))
+    assert (reached if mode == "required" else settled(world)) == phase
+    assert world.store.list(RecordKind.LIVE_PROOF) == []
+
+
+def test_where_it_is_off_nothing_is_measured(world: World, live: Live) -> None:
+    swapped(world, policy(mode="off"))
+    assert settled(world) == "Promoted"
+    world.clock.advance(timedelta(minutes=1).total_seconds())
+    world.loop.measure()
+    assert live.reads == 0
