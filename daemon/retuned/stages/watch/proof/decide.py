@@ -217,7 +217,7 @@ def _pilot_pair(
     plan = state.plan
     assert plan is not None  # _check_number
     blocks = (event.first, event.second)
-    void = void_reason(plan, blocks, kept, settings=state.settings)
+    void = void_reason(plan, kept, settings=state.settings)
     if void is not None:
         result = PairResult(number=plan.number, kind=plan.kind, first=plan.first, void=void)
         return state.model_copy(update={"plan": None, "pairs": (*state.pairs, result)})

@@ -93,20 +93,16 @@ def counted(block: MeasuredBlock, settings: ProofSettings) -> StepColumns:
     steps = block.steps
     keep = steps.ended_s >= block.began_s + settings.burn_in_s
     keep &= np.arange(len(steps)) >= settings.burn_in_steps
-    keep &= np.isfinite(steps.period_s)
+    keep &= np.isfinite(steps.period_s) & (steps.period_s > 0.0)
     return steps.pick(keep)
 
 
 def void_reason(
-    plan: PairPlan,
-    blocks: tuple[MeasuredBlock, MeasuredBlock],
-    kept: tuple[StepColumns, StepColumns],
-    *,
-    settings: ProofSettings,
+    plan: PairPlan, kept: tuple[StepColumns, StepColumns], *, settings: ProofSettings
 ) -> VoidReason | None:
-    """Return why a pair does not count. Counts and arms decide, never times."""
-    for arm, block in zip(plan.runs, blocks, strict=True):
-        if bool((block.steps.on != (arm is Arm.ON)).any()):
+    """Return why a pair does not count. Counts and arms of counted steps decide, never times."""
+    for arm, steps in zip(plan.runs, kept, strict=True):
+        if bool((steps.on != (arm is Arm.ON)).any()):
             return VoidReason.MIXED_ARMS
     if min(len(steps) for steps in kept) < settings.least_counted:
         return VoidReason.FEW_STEPS
@@ -187,5 +183,5 @@ def measure(
         arm_sums(steps, fit.expected_s(steps), wall_s=block.wall_s)
         for steps, block in zip(kept, blocks, strict=True)
     )
-    void = void_reason(plan, blocks, kept, settings=settings)
+    void = void_reason(plan, kept, settings=settings)
     return result_of(plan, first, second, scale=scale, void=void)

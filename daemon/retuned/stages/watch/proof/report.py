@@ -21,6 +21,7 @@ from retuned.stages.watch.proof.records import (
 from retuned.stages.watch.proof.state import Phase, ProofState
 
 _LEAST_LONG_FOR_SCALE = 4
+_LEAST_LONG_FOR_SIZE = 4
 
 
 class Consequence(StrEnum):
@@ -91,7 +92,7 @@ def report_of(
     state: ProofState, verdict: Verdict, reason: ProofReason, *, at_s: float
 ) -> ProofReport:
     short, long = state.of(PairKind.SHORT), state.of(PairKind.LONG)
-    sized = long if len(long) >= max(state.settings.long_blocks, 1) else short
+    sized = long if len(long) >= _LEAST_LONG_FOR_SIZE else short
     effect = low = high = visible = None
     if sized:
         d, scales = values(sized), scales_of(sized)
