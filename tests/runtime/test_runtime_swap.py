@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from retuned.runtime import step
 from retuned.runtime.core.active_order import MAX_ERRORS, Swapped
 from retuned.runtime.core.attach import Runtime, attach
 from retuned.runtime.core.slots import Slot
@@ -372,6 +373,42 @@ def test_bypass_serves_the_original_and_keeps_order_and_counts(server: Server, b
     server.ask("commit", order=server.kit.order(None, epoch=2))
     assert server.state()["bypassed"] is False
     assert refused(server, "bypass", definition=name, on="yes") == "bad-request"
+
+
+def test_a_bypass_with_a_label_waits_for_the_end_of_the_step(server: Server, build: Any) -> None:
+    server.swap(build())
+    name, log = server.slot.spec.name, server.runtime.steps.log
+    said = server.ask("bypass", definition=name, on=True, arm="off")  # no steps are known yet
+    assert (said["bypassed"], said["arm"]) == (True, "off")
+    answers: list[dict[str, Any]] = []
+
+    def bypass() -> None:
+        answers.append(server.ask("bypass", definition=name, on=False, arm="on"))
+
+    with step(decode=4):
+        thread = threading.Thread(target=bypass)
+        thread.start()
+        thread.join(0.1)
+        assert (server.state()["bypassed"], log.arm, answers) == (True, "off", [])
+    thread.join(10.0)
+    assert (server.state()["bypassed"], log.arm) == (False, "on")
+    assert answers[0]["bypassed"] is False
+    server.ask("bypass", definition=name, on=True)  # without a label: at once, and none changes
+    assert (server.state()["bypassed"], log.arm) == (True, "on")
+    assert refused(server, "bypass", definition=name, on=True, arm="") == "bad-request"
+    server.ask("commit", order=server.kit.order(None, epoch=9, kind="rollback"))
+    assert log.arm == ""
+    log.arm = "on"
+    assert server.ask("bypass", definition=name, on=True, arm="off") == {"bypassed": False}
+    assert log.arm == ""
+
+
+def test_a_tripped_slot_gets_no_label(server: Server, build: Any) -> None:
+    server.swap(build())
+    in_force = server.slot.table.in_force
+    server.slot.replace(in_force, state="tripped:errors")
+    said = server.ask("bypass", definition=server.slot.spec.name, on=False, arm="on")
+    assert (said["bypassed"], said["arm"]) == (False, "")
 
 
 def test_threads_launch_a_kernel_with_scratch_while_it_is_swapped_back_and_forth(

@@ -284,6 +284,38 @@ def test_a_bypass_exchanges_graphs_and_captures_none(world: World) -> None:
     assert world.service.bypass({"definition": name, "on": True}) == {"bypassed": False}
 
 
+def test_a_bypass_labels_the_steps_after_it(world: World) -> None:
+    name, log = world.ids[0], world.service.steps.log
+    swapped = world.swap(table(name, captures=[16]))
+    said = [
+        world.service.bypass({"definition": name, "on": on, "arm": arm})["arm"]
+        for on, arm in ((True, "sham-a"), (True, "sham-b"), (False, "on"))
+    ]
+    assert said == ["sham-a", "sham-b", "on"]
+    assert world.graphs.log == [("capture", (16,)), ("restore", (16,))]  # labels exchange nothing
+    world.service.bypass({"definition": name, "on": True})
+    assert log.arm == "on"  # no label was asked for
+    with raises_code(Refused, "bad-request"):
+        world.service.bypass({"definition": name, "on": False, "arm": "x" * 33})
+    assert world.service.bypass({"definition": name, "on": True})["bypassed"] is True
+    world.back(swapped)
+    assert log.arm == ""
+    log.arm = "on"
+    assert world.service.bypass({"definition": name, "on": True, "arm": "off"}) == {
+        "bypassed": False
+    }
+    assert log.arm == ""
+
+
+def test_a_table_that_has_ended_gets_no_label(world: World) -> None:
+    name = world.ids[0]
+    world.swap(table(name))
+    ended = world.service.registry.find(name)
+    assert ended is not None
+    ended.tripped = "shadow-mismatch"
+    assert world.service.bypass({"definition": name, "on": False, "arm": "on"})["arm"] == ""
+
+
 @pytest.mark.parametrize("request_", [{"on": True}, {"definition": "tunable:x:y:0", "on": True}])
 def test_a_bypass_of_what_is_not_there_is_refused(world: World, request_: dict[str, Any]) -> None:
     with raises_code(Refused, "unknown-tunable"):

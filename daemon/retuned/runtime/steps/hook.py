@@ -145,7 +145,10 @@ class Steps:
                     self._failed()
                     raise
                 more = answer is None and sampling is not None
-                self._close(more=more and scheduler_output.total_num_scheduled_tokens > 0)
+                more = more and scheduler_output.total_num_scheduled_tokens > 0
+                self._halfway_s = time.monotonic() if more else 0.0
+                if self.log.under_way:
+                    self._close(more=more)
                 return answer
 
         execute_model._retuned_steps = stock  # type: ignore[attr-defined]
@@ -159,13 +162,16 @@ class Steps:
         @functools.wraps(stock)
         def sample_tokens(worker: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as vLLM's
             with self._lock:
-                self.log.go_on()
+                if self.log.under_way:
+                    self.log.go_on()
                 try:
                     answer = stock(worker, *args, **kwargs)
                 except BaseException:
                     self._failed()
                     raise
-                self._close(more=False)
+                self._halfway_s = 0.0
+                if self.log.under_way:
+                    self._close(more=False)
                 return answer
 
         sample_tokens._retuned_steps = stock  # type: ignore[attr-defined]
@@ -196,10 +202,7 @@ class Steps:
             log.exception("a step is not counted; it runs as the server's own")
 
     def _close(self, *, more: bool) -> None:
-        """End a call of a step; `more` says that another one is due."""
-        self._halfway_s = time.monotonic() if more else 0.0
-        if not self.log.under_way:
-            return
+        """End a call of a step that is recorded; `more` says that another one is due."""
         try:
             graph = self.graph.size()
             if more:
@@ -247,20 +250,21 @@ class Steps:
 
     def enter(self, work: Composition) -> bool:
         """Begin a step that the server marks; False if it lies within or beside another one."""
-        if self.worker is not None or self._owner == threading.get_ident():
+        own = threading.get_ident()
+        if self.worker is not None or self._owner == own:
             return False
-        while not self._lock.acquire(timeout=_TRY_S):
-            if self._owner is not None:  # else the control thread has the lock for a moment
-                self.overlapping += 1
-                return False
-        self._owner = threading.get_ident()
+        if not self._lock.acquire(blocking=False) and not self._waited():
+            self.overlapping += 1
+            return False
+        self._owner = own
         try:
-            if not self._marked:
+            if self._pending or not self._marked:
                 self._marked = True
                 self._seen()
-            self._act()
+                self._act()
             self._count += 1
-            gap_s, self._last_s = time.monotonic() - self._last_s, time.monotonic()
+            now_s = time.monotonic()
+            gap_s, self._last_s = now_s - self._last_s, now_s
             if gap_s < _IDLE_S:
                 self._busy_s += gap_s
             if self.log.recording:
@@ -271,12 +275,20 @@ class Steps:
             self.log.fail("record-failed")
         return True
 
+    def _waited(self) -> bool:
+        """Wait while the control thread has the lock for a moment; False if another step has it."""
+        while not self._lock.acquire(timeout=_TRY_S):
+            if self._owner is not None:
+                return False
+        return True
+
     def leave(self, *, failed: bool) -> None:
         """End a marked step that `enter` has begun."""
         try:
             if failed:
                 self.log.drop()
-            self._close(more=False)
+            elif self.log.under_way:
+                self._close(more=False)
         finally:
             self._owner = None
             self._lock.release()
