@@ -1,4 +1,4 @@
-"""Live proof in the loop: random pairs, kept across a kill, withdrawn where it harms or is nothing."""
+"""Live proof in the loop: random pairs, kept across a kill, withdrawn without a gain."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from retuned.cli.evidence import gates_line
 from retuned.cli.output import safe, stdout
 from retuned.ports import Event, Store, Stored
+from retuned.report.live_proof import sentence_of
 from retuned.report.proposal_text import (
     DECIDED,
     freeze_line,
@@ -36,6 +37,7 @@ from retuned.stages.gate import (
 )
 from retuned.stages.proposal import Proposal
 from retuned.stages.watch import EndToEndReport
+from retuned.stages.watch.proof import ProofState
 from retuned.standalone.decisions import ASKS, OPEN, PendingRequest
 from retuned.standalone.evidence import Read
 from retuned.text import ago, print_fields, print_table, short_id
@@ -274,6 +276,32 @@ def print_end_to_end(stored: Stored | None) -> None:
     numbers = _numbers(report)
     rows += [("", numbers)] if numbers else []
     print_fields([*rows, ("", f"evidence {stored.body.get('evidence')}")])
+
+
+def live_proof_body(stored: Stored | None) -> dict[str, Any] | None:
+    """Return the stable JSON: state, the report where there is a verdict, and the evidence."""
+    if stored is None:
+        return None
+    body = {"state": stored.phase, "evidence": stored.body.get("evidence")}
+    return body | {"report": stored.body.get("report")}
+
+
+def print_live_proof(stored: Stored | None) -> None:
+    """Print the verdict of live traffic; nothing where nothing was measured."""
+    if stored is None:
+        return
+    try:
+        state = ProofState.model_validate(stored.body.get("state"))
+    except ValidationError:
+        print_fields([("live proof", "its record cannot be read")])
+        return
+    if state.report is None:
+        print_fields([("live proof", f"{state.phase}, {state.planned} pairs so far")])
+        return
+    rows = [("live proof", sentence_of(state.report))]
+    if stored.body.get("evidence"):
+        rows.append(("", f"evidence {stored.body['evidence']}"))
+    print_fields(rows)
 
 
 def _numbers(report: EndToEndReport) -> str:

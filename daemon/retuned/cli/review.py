@@ -19,7 +19,9 @@ from retuned.cli.output import JsonFlag, emit_json, safe, say, stdout
 from retuned.cli.render_proposals import (
     end_to_end_body,
     end_to_end_of,
+    live_proof_body,
     print_end_to_end,
+    print_live_proof,
     print_turns,
     turns_of,
 )
@@ -145,9 +147,11 @@ def show(
         turns = turns_of(at.store, proposal.experiment)
         asked = asked_for(at.store).get(stored.id, ())
         measured = end_to_end_of(at.store, stored.id)
+        proven = at.store.get("live-proof", stored.id)
     if json:
         body = render_proposals.summary(stored, proposal, gate, asked=asked)
         body["end_to_end"] = end_to_end_body(measured)
+        body["live_proof"] = live_proof_body(proven)
         body["evidence"] = render_proposals.evidence_summary(proposal, evidence)
         body["beside"] = beside
         body["proposal"] = proposal.model_dump(mode="json")
@@ -169,6 +173,7 @@ def show(
         now=at.now,
     )
     print_end_to_end(measured)
+    print_live_proof(proven)
     print_turns(turns)
     render_proposals.print_events(events)
 

@@ -20,18 +20,17 @@ def sentence_of(report: ProofReport) -> str:
     --------
     >>> from retuned.stages.watch.proof import ProofReason
     >>> report = ProofReport(
-    ...     verdict=Verdict.HARMS, reason=ProofReason.SLOWER, effect=0.019, low=0.009, high=0.028,
+    ...     verdict=Verdict.HARMS, reason=ProofReason.SLOWER, effect=0.02, low=0.01, high=0.03,
     ...     pairs=24, seconds=48.0, exposed_s=24.0
     ... )
     >>> sentence_of(report)
-    'harms (slower): steps take 1.9 % longer (0.9 % longer to 2.8 % longer); 24 pairs in 48 s, 24 s on'
+    'harms (slower): steps take 2.0 % longer (1.0 to 3.0 % longer); 24 pairs in 48 s, 24 s on'
     """
     said = f"{_OUTCOMES[report.verdict]} ({report.reason})"
     if not report.final:
         said += ", not final"
     if report.effect is not None:
-        said += f": steps take {_change(report.effect)}"
-        said += f" ({_end(report.low)} to {_end(report.high)})"
+        said += f": steps take {_change(report.effect)} ({_range(report.low, report.high)})"
     if report.pairs or report.void_pairs:
         said += f"; {report.pairs} pairs in {report.seconds:.0f} s"
         said += f", {report.exposed_s:.0f} s on"
@@ -48,5 +47,9 @@ def _change(effect: float) -> str:
     return f"{abs(percent):.1f} % {'longer' if percent > 0 else 'less time'}"
 
 
-def _end(effect: float | None) -> str:
-    return "open" if effect is None else _change(effect)
+def _range(low: float | None, high: float | None) -> str:
+    if low is not None and high is not None and (low > 0.0) == (high > 0.0):
+        near, far = sorted((abs(percent_of(low)), abs(percent_of(high))))
+        return f"{near:.1f} to {far:.1f} % {'longer' if low > 0.0 else 'less'}"
+    ends = ("open" if end is None else _change(end) for end in (low, high))
+    return " to ".join(ends)

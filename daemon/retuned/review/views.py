@@ -13,6 +13,7 @@ from datetime import datetime
 
 from retuned import text
 from retuned.report.figures import Figure
+from retuned.report.live_proof import sentence_of
 from retuned.report.proposal_text import (
     DECIDED,
     origin_fields,
@@ -28,6 +29,7 @@ from retuned.review.summary import GateView, gates_of, sure_of
 from retuned.stages.gate import DecisionKind, SwapDecision
 from retuned.stages.proposal import Proposal
 from retuned.stages.watch import EndToEndReport, Hours, WatchSample
+from retuned.stages.watch.proof import ProofState
 from retuned.text import ago, short_id
 
 HOURS_PER_MONTH = 730.0
@@ -228,7 +230,11 @@ def proposal_view(case: ProposalDetails, *, now: datetime) -> ProposalView:
         changes=difference(case.incumbent, case.candidate) if case.candidate else None,
         shapes=shapes_figure(document) if document else None,
         roof=roof_figure(document, case.roofs) if document else None,
-        running=(*_counted(case.sample), *_end_to_end(case.end_to_end)),
+        running=(
+            *_counted(case.sample),
+            *_end_to_end(case.end_to_end),
+            *_live_proof(case.live_proof),
+        ),
         expired=row.standing is ReviewPhase.OPEN and now >= proposal.expires_at,
     )
 
@@ -323,6 +329,15 @@ def _counted(sample: WatchSample | None) -> Iterator[tuple[str, str]]:
         yield "trouble", f"{text.count(sample.errors)} errors {sample.tripped}".strip()
     if sample.fraction < 1.0:
         yield "canary", f"{sample.fraction:.0%} of launches"
+
+
+def _live_proof(state: ProofState | None) -> Iterator[tuple[str, str]]:
+    if state is None:
+        return
+    if state.report is None:
+        yield "live traffic", f"{state.phase}, {state.planned} pairs so far"
+    else:
+        yield "live traffic", sentence_of(state.report)
 
 
 def _end_to_end(report: EndToEndReport | None) -> Iterator[tuple[str, str]]:

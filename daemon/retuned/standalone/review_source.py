@@ -46,6 +46,7 @@ from retuned.stages.proposal import Proposal
 from retuned.stages.swap import SwapKind, SwapOrder
 from retuned.stages.verdict import EvidenceDocument
 from retuned.stages.watch import Account, EndToEndReport, WatchSample
+from retuned.stages.watch.proof import ProofState
 from retuned.standalone import savings
 from retuned.standalone.context import RecordKind
 from retuned.standalone.decisions import (
@@ -105,6 +106,7 @@ def case_of(
         lines=tuple(_line(event) for event in store.events(id=id, limit=_LINES)),
         sample=sample,
         end_to_end=_end_to_end(store, id),
+        live_proof=_live_proof(store, id),
         roofs=roofs,
         beside=said_beside(store, RecordKind.EXPERIMENT, row.proposal.experiment),
         fleet=fleet,
@@ -180,6 +182,16 @@ def _end_to_end(store: Store, proposal: str) -> EndToEndReport | None:
         return None
     try:
         return EndToEndReport.model_validate(stored.body["report"])
+    except ValidationError:
+        return None
+
+
+def _live_proof(store: Store, proposal: str) -> ProofState | None:
+    stored = store.get(RecordKind.LIVE_PROOF, proposal)
+    if stored is None:
+        return None
+    try:
+        return ProofState.model_validate(stored.body.get("state"))
     except ValidationError:
         return None
 
