@@ -279,3 +279,44 @@ def test_where_it_is_off_nothing_is_measured(world: World, live: Live) -> None:
     world.clock.advance(timedelta(minutes=1).total_seconds())
     world.loop.measure()
     assert live.reads == 0
+
+
+def test_a_policy_that_asks_no_longer_switches_the_swap_on(world: World, live: Live) -> None:
+    assert swapped(world, policy()) == "Proving"
+    live.lost = TemporaryError("no answer", delay_s=1.0)
+    world.loop.measure()
+    assert world.server.slots()[0].bypassed
+    world.policies = (policy(mode="off"),)
+    world.loop.measure()
+    assert not world.server.slots()[0].bypassed
+
+
+def test_a_verdict_that_did_not_reach_the_server_reaches_it_later(
+    world: World, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live.effect = -0.04
+    assert swapped(world, policy()) == "Proving"
+    bypass = world.server.bypass
+
+    def fails(definition: str, *, on: bool, arm: str | None = None) -> None:
+        if arm is None:
+            raise TemporaryError("no answer", delay_s=1.0)
+        bypass(definition, on=on, arm=arm)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(world.server), "bypass", lambda _, *a, **k: fails(*a, **k))
+        world.loop.measure()
+    assert record(world).phase == "helps"
+    world.server._bypassed.add(KERNEL)
+    world.loop.measure()
+    assert not world.server.slots()[0].bypassed
+
+
+def test_a_silent_server_ends_the_proof_when_its_time_is_over(world: World, live: Live) -> None:
+    assert swapped(world, policy(maxDuration="10m")) == "Proving"
+    live.lost = TemporaryError("no answer", delay_s=1.0)
+    for _ in range(12):
+        world.loop.measure()
+        world.clock.advance(60.0)
+    assert record(world).phase == "too-little-traffic"
+    assert settled(world) == "RolledBack"

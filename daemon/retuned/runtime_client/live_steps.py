@@ -30,12 +30,14 @@ class ServerSteps:
 
     def __init__(self, sockets: Path) -> None:
         self._tap = StepTap(sockets)
+        self._looks = StepTap(sockets)
+        """Of other threads: `_tap` remembers what was read."""
         self._instance = ""
 
     def unavailable(self) -> str:
         """Return why steps cannot be recorded, a reason code; empty if they can."""
         try:
-            self._first(self._tap.read(limit=0))
+            self._first(self._looks.read(limit=0))
         except RetunedError as error:
             return error.reason if isinstance(error, CandidateError) else NOT_SWITCHABLE
         return ""

@@ -19,7 +19,7 @@ from typing import Any
 from retuned.api.proposal import ProposalPhase
 from retuned.control import MeasuredFact
 from retuned.errors import CandidateError, RetunedError, TemporaryError
-from retuned.ports import Event, LiveSteps
+from retuned.ports import Event, LiveSteps, Stored
 from retuned.report.live_proof import sentence_of
 from retuned.stages import watch
 from retuned.stages.gate import LiveProof, LiveProofMode
@@ -28,7 +28,7 @@ from retuned.stages.swap import SwapKind, SwapOrder
 from retuned.stages.watch import proof
 from retuned.standalone import tuned_files
 from retuned.standalone.context import Context, RecordKind
-from retuned.standalone.records import committed, say
+from retuned.standalone.records import UNDER_WAY, committed, say
 from retuned.store.envelopes import seal
 
 log = logging.getLogger(__name__)
@@ -37,18 +37,56 @@ PROVING = "proving"
 """Phase of a record without a verdict."""
 _LOOK_S = 0.25
 """Between two looks at a block."""
-_SILENT_S = 60.0
-"""A server that does not answer for this time has ended the proof."""
 
 
 def prove(ctx: Context, stop: threading.Event) -> None:
     """Prove the swap that waits for it, until there is a verdict or `stop` is set."""
+    switch_on(ctx)
     for kept in committed(ctx.store).values():
         if stop.is_set() or ctx.live_steps is None:
             return
         rule = _rule(ctx, kept.order.definition)
         if rule is not None and _is_due(ctx, kept.order):
             _Proof(ctx, kept.order, rule, live=ctx.live_steps).run(stop)
+
+
+def switch_on(ctx: Context) -> None:
+    """Switch on swaps that a proof has left off and that are to serve.
+
+    The server did not answer when their verdict came, or the policy asks for no proof any more.
+    """
+    wanted = {
+        str(stored.body["definition"])
+        for stored in ctx.store.list(RecordKind.LIVE_PROOF)
+        if _is_kept(ctx, stored)
+    }
+    if not wanted:
+        return
+    try:
+        for slot in ctx.swapper.slots():
+            if slot.definition in wanted and slot.bypassed:
+                ctx.swapper.bypass(slot.definition, on=False)
+    except RetunedError as error:
+        log.warning("swaps could not be switched on again: %s", error)
+
+
+def _is_kept(ctx: Context, stored: Stored) -> bool:
+    """Whether a swap serves whatever its proof has or has not shown."""
+    proposal = ctx.store.get(RecordKind.PROPOSAL, stored.id)
+    if proposal is None or proposal.phase not in (*UNDER_WAY, str(ProposalPhase.PROMOTED)):
+        return False
+    try:
+        rule = _rule(ctx, str(stored.body["definition"]))
+    except (RetunedError, OSError):
+        return False
+    if rule is None or rule.mode is LiveProofMode.OBSERVE:
+        return True
+    report = report_of(ctx, stored.id)
+    return report is not None and _keeps(report, rule)
+
+
+def _keeps(report: proof.ProofReport, rule: LiveProof) -> bool:
+    return proof.consequence(report, _settings(rule)) is proof.Consequence.KEEP
 
 
 def follows(ctx: Context, proposal: Proposal) -> MeasuredFact:
@@ -65,8 +103,7 @@ def follows(ctx: Context, proposal: Proposal) -> MeasuredFact:
         report = _not_switchable()
     if report is None:
         return MeasuredFact(consequence=watch.Consequence.WAIT)
-    asks = proof.consequence(report, _settings(rule), attempts=1)
-    keeps = asks is proof.Consequence.KEEP
+    keeps = _keeps(report, rule)
     return MeasuredFact(
         consequence=watch.Consequence.KEEP if keeps else watch.Consequence.REVERT,
         reason=f"live-proof-{report.reason}",
@@ -151,8 +188,6 @@ class _Proof:
             state = proof.step(state, proof.Interrupted(at_s=self._at_s()))
         except TemporaryError as error:
             log.info("%s: the live proof waits: %s", self._order.definition, error)
-            if self._ctx.clock.now().timestamp() - self._kept_s > _SILENT_S:
-                state = proof.step(state, proof.Interrupted(at_s=self._at_s()))
         finally:
             self._left(state)
         if state.done:
@@ -218,7 +253,7 @@ class _Proof:
             if state.plan is not None:
                 event = proof.PairAbandoned(state.plan.number, at_s=self._at_s())
                 state = proof.step(state, event)
-            return self._keep(state)
+            return self._keep(proof.step(state, proof.Tick(at_s=self._at_s())))
         state = proof.begin(_settings(self._rule), at_s=self._at_s())
         if not self._ctx.store.add(
             RecordKind.LIVE_PROOF, self._order.proposal, self._body(state), phase=PROVING
@@ -234,7 +269,6 @@ class _Proof:
             to=PROVING,
             body=self._body(state),
         )
-        self._kept_s = self._ctx.clock.now().timestamp()
         return state
 
     def _body(self, state: proof.ProofState) -> dict[str, Any]:
@@ -250,11 +284,9 @@ class _Proof:
 
     def _left(self, state: proof.ProofState) -> None:
         """Leave the slot as the verdict, or the lack of one, asks for."""
-        observes = self._rule.mode is LiveProofMode.OBSERVE
-        asks = None
-        if state.done and state.report is not None:
-            asks = proof.consequence(state.report, state.settings, attempts=1)
-        on = observes or asks is proof.Consequence.KEEP
+        ended = state.report if state.done else None
+        on = self._rule.mode is LiveProofMode.OBSERVE
+        on = on or (ended is not None and _keeps(ended, self._rule))
         try:
             self._ctx.swapper.bypass(self._order.definition, on=not on)
             self._live.end()
