@@ -18,7 +18,7 @@ from retuned.stages.watch.proof.records import (
     StepAccount,
     Verdict,
 )
-from retuned.stages.watch.proof.state import Phase, ProofState
+from retuned.stages.watch.proof.state import ProofState
 
 _LEAST_LONG_FOR_SCALE = 4
 _LEAST_LONG_FOR_SIZE = 4
@@ -69,7 +69,7 @@ def consequence(report: ProofReport, settings: ProofSettings, *, attempts: int =
 def next_scale(state: ProofState) -> float:
     """Return the scale of the next pair, from sham and earlier pairs."""
     long = values(state.of(PairKind.LONG))
-    if state.phase is Phase.LONG and len(long) >= _LEAST_LONG_FOR_SCALE:
+    if len(long) >= _LEAST_LONG_FOR_SCALE:
         return scale_of((), long)
     return scale_of(values(state.of(PairKind.SHAM)), values(state.of(PairKind.SHORT)))
 
