@@ -176,7 +176,7 @@ class SimulatedServer:
 
     def _composition(self, count: int) -> tuple[Floats, Floats, Floats]:
         server, rng = self.server, self._rng
-        times = self.now_s + np.arange(count) * 8e-3
+        times = self.now_s + np.arange(count, dtype=np.float64) * 8e-3
         batch, length = self._traffic.at(times)
         decode = np.clip(np.rint(server.batch * np.exp(server.batch_sd * batch)), 1, 128)
         prompt = np.exp(math.log(server.prompt_tokens) + rng.standard_normal(count))

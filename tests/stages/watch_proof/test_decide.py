@@ -40,6 +40,7 @@ from retuned.stages.watch.proof import (
     percent_of,
     step,
 )
+from retuned.stages.watch.proof.evidence import SLOWER, log_e
 
 FULL = ProofSettings()
 
@@ -79,10 +80,12 @@ def test_a_faster_swap_helps() -> None:
 
 
 def test_a_slower_swap_harms() -> None:
-    assert outcome(after_pilot().until_done(slower(0.03)))[:2] == (
-        Verdict.HARMS,
-        ProofReason.SLOWER,
-    )
+    state = after_pilot().until_done(slower(0.02))
+    assert outcome(state)[:2] == (Verdict.HARMS, ProofReason.SLOWER)
+    pairs = state.of(PairKind.SHORT)
+    d, scales = [pair.d or 0.0 for pair in pairs], [pair.scale or 0.0 for pair in pairs]
+    assert log_e(d, scales, m=0.0, side=SLOWER) >= SHORT.log_bound
+    assert log_e(d[:-1], scales[:-1], m=0.0, side=SLOWER) < SHORT.log_bound
 
 
 def test_no_effect_is_within_the_margin() -> None:
@@ -99,6 +102,14 @@ def test_a_big_harm_stops_after_six_pairs() -> None:
     assert outcome(state)[:2] == (Verdict.HARMS, ProofReason.SLOWER)
     assert len(state.of(PairKind.SHORT)) == 6
     assert state.capitals.slower.log_e < state.settings.log_bound  # before any proof
+
+
+def test_the_row_of_six_may_begin_late() -> None:
+    run = after_pilot(SHORT.model_copy(update={"confidence": 1.0 - 1e-12}))
+    for by in (0.0, 0.10, 0.0, 0.0):
+        run.pair(slower(by))
+    state = run.until_done(slower(0.10))
+    assert len(state.of(PairKind.SHORT)) == 10
 
 
 @pytest.mark.parametrize(("first", "pairs"), [(5, None), (6, 6)])
@@ -118,12 +129,10 @@ def test_the_stop_needs_six_pairs_in_a_row(first: int, pairs: int | None) -> Non
 
 def test_a_harm_within_the_noise_does_not_stop_at_once() -> None:
     def noisy(label: Arm, arm: Arm, seed: int) -> MeasuredBlock:
-        return block(arm, seed=seed, noise=0.06, ratio=1.08 if arm is Arm.ON else 1.0)
+        return block(arm, seed=seed, noise=0.06, ratio=1.15 if arm is Arm.ON else 1.0)
 
-    run = Run(SHORT.model_copy(update={"confidence": 1.0 - 1e-12}))
-    for _ in range(30):
-        run.pair(noisy)
-    for _ in range(12):
+    run = Run(SHORT.model_copy(update={"confidence": 1.0 - 1e-12, "max_scale": 1.0}))
+    for _ in range(42):
         run.pair(noisy)
     assert not run.state.done
 
@@ -248,13 +257,23 @@ def test_a_wide_interval_at_the_end_is_too_little_traffic() -> None:
 
 def test_a_narrow_interval_at_the_end_is_no_measurable_effect() -> None:
     def make(label: Arm, arm: Arm, seed: int) -> MeasuredBlock:
-        return block(arm, seed=seed, noise=0.004, ratio=1.0045 if arm is Arm.ON else 1.0)
+        return block(arm, seed=seed, noise=0.004, ratio=1.002 if arm is Arm.ON else 1.0)
 
-    settings = SHORT.model_copy(
-        update={"max_duration_s": 160.0, "min_effect": 0.004, "confidence": 1.0 - 1e-9}
-    )
+    settings = SHORT.model_copy(update={"max_duration_s": 120.0, "min_effect": 0.004})
     state = Run(settings).until_done(make)
     assert outcome(state)[:2] == (Verdict.NO_MEASURABLE_EFFECT, ProofReason.NOT_SHOWN_IN_TIME)
+
+
+def test_an_interval_that_is_narrow_on_one_side_is_too_little_traffic() -> None:
+    def make(label: Arm, arm: Arm, seed: int) -> MeasuredBlock:
+        return block(arm, seed=seed, noise=0.01, ratio=0.996 if arm is Arm.ON else 1.0)
+
+    state = Run(SHORT.model_copy(update={"max_duration_s": 130.0})).until_done(make)
+    assert state.report is not None
+    assert state.report.low is not None
+    assert state.report.high is not None
+    assert state.report.low < -0.01 < 0.0 < state.report.high < 0.01
+    assert outcome(state)[:2] == (Verdict.TOO_LITTLE_TRAFFIC, ProofReason.NOISE)
 
 
 def test_a_server_that_idles_has_too_few_steps() -> None:

@@ -154,6 +154,14 @@ def test_a_pair_with_too_few_steps_in_a_block_is_void_and_bets_nothing() -> None
     assert run.state.pairs[-1].void is None
 
 
+@pytest.mark.parametrize("short", [Arm.OFF, Arm.ON])
+def test_one_block_with_too_few_steps_makes_the_pair_void(short: Arm) -> None:
+    run = Run()
+    run.pilot()
+    run.pair(lambda label, arm, seed: block(arm, seed=seed, count=5 if arm is short else 60))
+    assert run.state.pairs[-1].void is VoidReason.FEW_STEPS
+
+
 @pytest.mark.parametrize("at", [2, 59])
 def test_a_counted_step_of_another_arm_makes_the_pair_void(at: int) -> None:
     def make(label: Arm, arm: Arm, seed: int) -> MeasuredBlock:

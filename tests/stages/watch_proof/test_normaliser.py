@@ -90,9 +90,12 @@ def test_steps_of_one_composition_do_not_need_a_full_rank() -> None:
 def test_a_graph_size_that_was_not_fitted_has_the_common_intercept() -> None:
     known = steps(1500)
     seen = known.pick(known.graph != 64)
-    expected = fit(rows_of(seen)).expected_s(known.pick(known.graph == 64))
-    measured = known.pick(known.graph == 64).period_s
-    assert np.abs(expected / measured - 1.0).max() < 0.10
+    unseen, found = known.pick(known.graph == 64), fit(rows_of(seen))
+    expected = found.expected_s(unseen)
+    assert np.abs(expected / unseen.period_s - 1.0).max() < 0.10
+    common = found.model_copy(update={"graphs": (), "deviations_s": ()})
+    assert expected.tolist() == common.expected_s(unseen).tolist()
+    assert found.graphs == (0, 32, 96, 128)
 
 
 def test_no_expected_time_is_zero_or_less() -> None:

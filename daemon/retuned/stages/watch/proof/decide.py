@@ -243,24 +243,15 @@ def _end_pilot_if_complete(state: ProofState, *, at_s: float) -> ProofState:
 
 
 def _end_pilot(state: ProofState, *, at_s: float) -> ProofState:
-    """Fit the expected times, compute the sham differences, and test the instrument.
-
-    The labels of sham pairs are coins that nothing depends on, so that a fit and a scale of the
-    same pairs keep their signs fair.
-    """
-    first_fit = fit(state.rows)
-    shams = [_sham(pair, first_fit) for pair in state.pilot]
-    d = values(shams)
+    """Begin with short pairs, unless the sham pairs show an effect or too much noise."""
+    state = _settle_pilot(state)
+    d = values(state.of(PairKind.SHAM))
     scale = scale_of(d, ())
-    shams = [pair.model_copy(update={"scale": scale}) for pair in shams]
     block_s = block_length_s(state.settings, toggle_s=state.toggle_s)
     left_s = state.settings.max_duration_s - (at_s - state.began_s)
     state = state.model_copy(
         update={
             "phase": Phase.SHORT,
-            "pilot": (),
-            "pairs": tuple(sorted((*state.pairs, *shams), key=lambda pair: pair.number)),
-            "fit": first_fit,
             "pilot_ended_s": at_s,
             "forecast": visible_effect(scale, left_s / (2.0 * block_s)),
         }
@@ -272,6 +263,20 @@ def _end_pilot(state: ProofState, *, at_s: float) -> ProofState:
     if sham >= state.settings.log_bound:
         return _end(state, Verdict.NOT_CONCLUDED, ProofReason.INSTRUMENT_BROKEN, at_s=at_s)
     return state
+
+
+def _settle_pilot(state: ProofState) -> ProofState:
+    """Fit the expected times, and compute the differences of the sham pairs.
+
+    The labels of sham pairs are coins that nothing depends on, so that a fit and a scale of the
+    same pairs keep their signs fair.
+    """
+    first_fit = fit(state.rows)
+    shams = [_sham(pair, first_fit) for pair in state.pilot]
+    scale = scale_of(values(shams), ())
+    shams = [pair.model_copy(update={"scale": scale}) for pair in shams]
+    pairs = tuple(sorted((*state.pairs, *shams), key=lambda pair: pair.number))
+    return state.model_copy(update={"pilot": (), "pairs": pairs, "fit": first_fit})
 
 
 def _sham(pair: PilotPair, known_fit: StepFit) -> PairResult:
@@ -380,6 +385,8 @@ def _time(state: ProofState, *, at_s: float) -> ProofState:
         return state.model_copy(update={"report": report.model_copy(update={"final": False})})
     if at_s - state.began_s < settings.max_duration_s:
         return state
+    if state.pilot:  # what its pairs could have shown is a part of the report
+        state = _settle_pilot(state)
     report = report_of(state, Verdict.TOO_LITTLE_TRAFFIC, ProofReason.NOISE, at_s=at_s)
     margin = 2.0 * settings.min_effect
     low = -math.inf if report.low is None else report.low

@@ -37,11 +37,13 @@ def bet(z: Floats) -> Floats:
 
     Examples
     --------
-    >>> float(bet(np.array([0.0]))[0, 3]), bool(np.all(bet(np.array([2.0])) == -bet(np.array([-2.0]))))
-    (0.0, True)
-    """  # noqa: E501
+    >>> both = bet(np.array([2.0, -2.0]))
+    >>> bool(np.all(both[0] == -both[1]))
+    True
+    """
     column = np.asarray(z, dtype=np.float64)[:, None]
-    return np.asarray(np.tanh(np.log((3 + (column + _U) ** 2) / (3 + (column - _U) ** 2))))
+    near, far = 3.0 + (column - _U) ** 2, 3.0 + (column + _U) ** 2
+    return np.asarray(np.tanh(np.log(far) - np.log(near)))  # of logarithms: odd to the last bit
 
 
 def factors(z: Floats) -> Floats:

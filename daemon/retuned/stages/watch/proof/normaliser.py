@@ -90,7 +90,7 @@ class StepFit(Record):
             known = np.array(self.graphs)
             at = np.minimum(np.searchsorted(known, graph), len(known) - 1)
             expected = expected + np.where(known[at] == graph, np.array(self.deviations_s)[at], 0.0)
-        return np.maximum(expected, self.floor_s)
+        return np.asarray(np.maximum(expected, self.floor_s), dtype=np.float64)
 
 
 class FeatureSums(Record):

@@ -365,7 +365,9 @@ class ProofReport(Record):
     high: float | None = None
     """Upper end; None if it is open."""
     visible: float | None = None
-    """Least effect that these pairs show in four of five proofs, log ratio; None without pairs."""
+    """Least effect that so many pairs show in four of five proofs, log ratio.
+
+    Without pairs that count, of the sham pairs; None below four."""
     pairs: int = Field(default=0, ge=0)
     """Pairs that count, sham pairs not included."""
     void_pairs: int = Field(default=0, ge=0)

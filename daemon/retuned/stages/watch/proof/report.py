@@ -18,10 +18,11 @@ from retuned.stages.watch.proof.records import (
     StepAccount,
     Verdict,
 )
-from retuned.stages.watch.proof.state import Phase, ProofState
+from retuned.stages.watch.proof.state import ProofState
 
 _LEAST_LONG_FOR_SCALE = 4
 _LEAST_LONG_FOR_SIZE = 4
+_LEAST_FOR_VISIBLE = 4
 
 
 class Consequence(StrEnum):
@@ -68,7 +69,7 @@ def consequence(report: ProofReport, settings: ProofSettings, *, attempts: int =
 def next_scale(state: ProofState) -> float:
     """Return the scale of the next pair, from sham and earlier pairs."""
     long = values(state.of(PairKind.LONG))
-    if state.phase is Phase.LONG and len(long) >= _LEAST_LONG_FOR_SCALE:
+    if len(long) >= _LEAST_LONG_FOR_SCALE:
         return scale_of((), long)
     return scale_of(values(state.of(PairKind.SHAM)), values(state.of(PairKind.SHORT)))
 
@@ -94,11 +95,13 @@ def report_of(
     short, long = state.of(PairKind.SHORT), state.of(PairKind.LONG)
     sized = long if len(long) >= _LEAST_LONG_FOR_SIZE else short
     effect = low = high = visible = None
+    shown = sized or state.of(PairKind.SHAM)  # sham pairs have the same noise
+    if len(shown) >= _LEAST_FOR_VISIBLE:
+        visible = visible_effect(next_scale(state), len(shown))
     if sized:
         d, scales = values(sized), scales_of(sized)
         effect = location(d, scales)
         low, high = interval(d, scales, log_bound=state.settings.log_bound)
-        visible = visible_effect(next_scale(state), len(sized))
     real = [pair for pair in state.pairs if not pair.sham]
     since = state.pilot_ended_s
     return ProofReport(
