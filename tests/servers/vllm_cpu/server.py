@@ -33,6 +33,7 @@ spec:
   mode: Enforce
   validation: {minSpeedup: 1.02, confidence: 0.99}
   gates: [{name: one, approvals: {required: 1}}]
+  liveProof: {mode: required, longBlocks: 0}
   rollout:
     canary: {bake: 0s}
     minInterval: 0s

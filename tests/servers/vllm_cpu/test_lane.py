@@ -78,6 +78,9 @@ def test_the_daemon_tunes_it_and_answers_stay_equal(lane: Lane, before: list[str
         assert proposal["speedup"]["lower"] > 1.5
         wait(lane, lambda: lane.retuned("approve", proposal["id"], "-m", "a test")[0] == 0)
         wait(lane, lambda: lane.matched())
+        wait(lane, lambda: _verdict(lane, proposal["id"]))
+        assert _verdict(lane, proposal["id"]) == "helps", lane.json("show", proposal["id"])
+        wait(lane, lambda: lane.json("show", proposal["id"])["phase"] == "Promoted")
     assert lane.digest() == before
     assert (lane.failed, lane.answered > 0) == ([], True)
     daemon.kill()
@@ -90,6 +93,12 @@ def test_the_daemon_tunes_it_and_answers_stay_equal(lane: Lane, before: list[str
     assert status == 0, said
     wait(lane, lambda: lane.matched() is None, limit_s=60.0)
     assert lane.digest() == before
+
+
+def _verdict(lane: Lane, proposal: str) -> str:
+    """Return the verdict of live traffic; empty without one."""
+    found = lane.json("show", proposal)["live_proof"]
+    return found["state"] if found is not None and found["report"] is not None else ""
 
 
 def test_the_server_goes_on_without_retuned(lane: Lane, before: list[str]) -> None:

@@ -1,0 +1,81 @@
+"""Steps of a real runtime as a live proof reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.expect import raises_code
+
+import retuned.runtime
+from retuned.errors import CandidateError
+from retuned.runtime.core.attach import Runtime, attach
+from retuned.runtime_client.live_steps import RESTARTED, ServerSteps
+from retuned.stages.watch.proof import Arm
+
+
+@pytest.fixture
+def runtime(tmp_path: Path) -> Iterator[Runtime]:
+    made = attach(server="test", socket_dir=tmp_path / "s")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def live(runtime: Runtime, tmp_path: Path) -> ServerSteps:
+    return ServerSteps(tmp_path / "s")
+
+
+def step(decode: int = 1) -> None:
+    with retuned.runtime.step(decode=decode, context=5):
+        pass
+
+
+def label(runtime: Runtime, name: str) -> None:
+    runtime._host.steps.in_arm(lambda _: True, arm=name)
+
+
+def test_a_server_that_marks_no_step_cannot_be_proven(live: ServerSteps) -> None:
+    assert live.unavailable() == "not-switchable"
+    step()
+    assert live.unavailable() == ""
+
+
+def test_labelled_steps_are_read_once_with_their_arm(runtime: Runtime, live: ServerSteps) -> None:
+    step()
+    live.begin()
+    step()  # without a label
+    label(runtime, "3-0-on")
+    step(2)
+    step(3)
+    label(runtime, "3-1-off")
+    step(4)
+    assert live.unavailable() == "", "it takes no steps from the proof"
+    found = live.read()
+    assert [(name, each.arm, each.decode) for name, each in found] == [
+        ("3-0-on", Arm.ON, 2),
+        ("3-0-on", Arm.ON, 3),
+        ("3-1-off", Arm.OFF, 4),
+    ]
+    assert all(each.period_s is not None for _, each in found)
+    assert live.read() == []
+    live.end()
+    step()
+    assert live.read() == []
+
+
+def test_another_runtime_ends_the_proof(
+    runtime: Runtime, live: ServerSteps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step()
+    live.begin()
+    monkeypatch.setattr(runtime._host._execution, "instance", "new")
+    with raises_code(CandidateError, RESTARTED):
+        live.read()
+
+
+def test_time_passes(live: ServerSteps) -> None:
+    before_s = live.now_s()
+    live.wait(0.01)
+    assert live.now_s() - before_s >= 0.01
