@@ -49,7 +49,9 @@ NOISY_S = 420.0
 METHOD = (
     "the production code plans, fits, bets and decides; benchmarks/live_proof_sim.py draws steps; "
     "one seed per proof; seconds are simulated and counted from the end of the pilot of 60 s; "
-    "no_effect and effects: short blocks decide alone; a proof ends at its first verdict"
+    "no_effect and effects: short blocks decide alone; a proof ends at its first verdict; effects "
+    "are of GPU time on the GPU-bound server, of host time on the host-bound one; a step adds "
+    "a constant of 0.3 ms; trend has the seeds of gpu-bound"
 )
 
 
