@@ -1,6 +1,6 @@
 """Host cost of a step's hook: not installed, installed, and recording 1, 64 and 256 sequences.
 
-    python benchmarks/steps_cost.py [--blocks 200] [--steps 200]
+    python -m benchmarks.steps_cost [--blocks 200] [--steps 200]
 
 A step is `execute_model` and `sample_tokens` of a worker that does nothing, so the time is that of
 the hook. Subjects are interleaved: a block times each subject once, in an order drawn anew. The
@@ -25,7 +25,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from slots import interval, processor
+from benchmarks.slots import interval, processor
 
 import retuned.runtime
 from retuned.runtime.core.attach import attach

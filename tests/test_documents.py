@@ -144,7 +144,7 @@ def test_the_example_of_attaching_a_server_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    example, marking = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "sockets").mkdir(mode=0o700)
     example = example.replace("/run/retuned", str(tmp_path / "sockets"))
     seen: dict[str, Any] = {"my_rmsnorm": lambda x, _weight: x + 1.0}
@@ -153,6 +153,10 @@ def test_the_example_of_attaching_a_server_works(
         rows, gain = torch.zeros(3, 512), torch.ones(512)
         assert torch.equal(seen["rmsnorm"](rows, gain), rows + 1.0)
         assert list((tmp_path / "sockets").glob("*.sock"))
+        seen["runtime"].steps.log.start()
+        exec(marking, seen | {"batch": 1, "forward": lambda x: x, "sample": lambda x: x})
+        (record,) = seen["runtime"].steps.log.take(since=0, limit=9)["records"]
+        assert record[2:5] == (0, 8, 4096)
     finally:
         seen["runtime"].close()
 

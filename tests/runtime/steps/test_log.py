@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import pytest
 from tests.expect import raises_code
@@ -168,10 +167,8 @@ def test_nothing_is_marked_during_a_capture() -> None:
 def test_nothing_is_read_or_marked_while_another_thread_captures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    @contextmanager
-    def refused() -> Iterator[None]:
+    def refused() -> AbstractContextManager[None]:
         raise Refused("capturing", detail="a capture is under way")
-        yield
 
     cuda = Cuda()
     made = on_device(cuda)

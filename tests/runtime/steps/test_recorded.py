@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -172,6 +173,9 @@ def test_whole_steps_belong_to_an_arm(steps: Steps, worker: Any) -> None:
     steps.log.start()
     steps.log.arm = "off"
 
+    def exchange(arm: str, _: object) -> None:
+        state[0] = arm
+
     def serve() -> None:
         while on:
             step(server, scheduled(ONE))
@@ -183,7 +187,7 @@ def test_whole_steps_belong_to_an_arm(steps: Steps, worker: Any) -> None:
         time.sleep(0.001)
     for number in range(40):
         arm = "on" if number % 2 == 0 else "off"
-        steps.in_arm(lambda _, arm=arm: state.__setitem__(0, arm), arm=arm)
+        steps.in_arm(partial(exchange, arm), arm=arm)
     on = False
     thread.join(10.0)
     records = taken(steps.log, limit=RING)
