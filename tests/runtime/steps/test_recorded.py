@@ -108,6 +108,15 @@ def test_a_step_ends_with_its_sampling(worker: Any) -> None:
     steps.uninstall()
 
 
+def test_host_time_is_that_of_the_two_calls(steps: Steps, worker: Any) -> None:
+    server = worker()
+    steps.log.start()
+    server.execute_model(scheduled(ONE))
+    time.sleep(0.1)  # the engine, between the calls
+    server.sample_tokens(None)
+    assert taken(steps.log)[0]["host_us"] < 50_000
+
+
 def test_a_worker_without_a_second_call_is_recorded_too(worker: Any) -> None:
     del worker.sample_tokens
     steps = Steps()
