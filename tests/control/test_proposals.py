@@ -831,6 +831,16 @@ def test_each_wave_is_proven_on_live_traffic_before_the_next() -> None:
     assert set(active(w)) == {NEW}
 
 
+def test_a_policy_that_asks_while_a_swap_is_watched_gets_its_proof() -> None:
+    w = world()
+    name = approved(w)
+    until(w, name, P.WATCHING, minutes=600)
+    w.live_proof = MeasuredFact(consequence=Consequence.WAIT)
+    until(w, name, P.PROVING, minutes=3000)
+    w.live_proof = MeasuredFact()
+    until(w, name, P.PROMOTED, minutes=3000)
+
+
 @pytest.mark.parametrize("blames", [True, False])
 def test_a_swap_that_harms_live_traffic_goes_back_from_every_pod(*, blames: bool) -> None:
     w = world()

@@ -9,7 +9,7 @@ import pytest
 from tests.expect import raises_code
 
 import retuned.runtime
-from retuned.errors import CandidateError
+from retuned.errors import CandidateError, TemporaryError
 from retuned.runtime.core.attach import Runtime, attach
 from retuned.runtime_client.live_steps import RESTARTED, ServerSteps
 from retuned.stages.watch.proof import Arm
@@ -79,3 +79,19 @@ def test_time_passes(live: ServerSteps) -> None:
     before_s = live.now_s()
     live.wait(0.01)
     assert live.now_s() - before_s >= 0.01
+
+
+def test_a_server_that_has_not_begun_is_waited_for(
+    runtime: Runtime, live: ServerSteps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime._host.steps, "hook", lambda: "no-worker")
+    with pytest.raises(TemporaryError):
+        live.unavailable()
+
+
+def test_steps_beside_each_other_end_the_proof(runtime: Runtime, live: ServerSteps) -> None:
+    step()
+    live.begin()
+    runtime._host.steps.overlapping += 1
+    with raises_code(CandidateError, "not-switchable"):
+        live.read()

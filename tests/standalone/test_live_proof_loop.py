@@ -38,6 +38,7 @@ class Live:
     effect: float = 0.0
     reason: str = ""
     lost: Exception | None = None
+    silent: bool = False
     per_s: float = 50.0
     dies_at: int | None = None
     reads: int = 0
@@ -49,6 +50,8 @@ class Live:
     _now_s: float = 100.0
 
     def unavailable(self) -> str:
+        if self.silent:
+            raise TemporaryError("no answer", delay_s=1.0)
         return self.reason
 
     def begin(self) -> None:
@@ -320,3 +323,74 @@ def test_a_silent_server_ends_the_proof_when_its_time_is_over(world: World, live
         world.clock.advance(60.0)
     assert record(world).phase == "too-little-traffic"
     assert settled(world) == "RolledBack"
+
+
+def test_a_proof_touches_no_other_order(world: World, live: Live) -> None:
+    live.effect = 0.03
+    assert swapped(world, policy()) == "Proving"
+    wait, taken = live.wait, [0]
+
+    def waits(seconds: float) -> None:
+        wait(seconds)
+        taken[0] += 1
+        if taken[0] == 50:
+            order = world.server._orders[KERNEL]
+            world.server._orders[KERNEL] = order.model_copy(update={"epoch": order.epoch + 1})
+            world.server._bypassed.discard(KERNEL)
+
+    live.wait = waits  # type: ignore[method-assign]
+    world.loop.measure()
+    assert record(world).body["report"]["reason"] == "interrupted"
+    assert not world.server.slots()[0].bypassed, "the other order is not switched off"
+
+
+def test_a_kept_swap_does_not_switch_on_another_one(world: World, live: Live) -> None:
+    live.effect = 0.03
+    assert swapped(world, policy()) == "Proving"
+    body = {"order": "o", "definition": KERNEL, "artifact": "sha256:" + "9" * 64}
+    (proposal,) = world.store.list(RecordKind.PROPOSAL)
+    earlier = "sha256:" + "8" * 64
+    world.store.add(RecordKind.PROPOSAL, earlier, dict(proposal.body), phase="Promoted")
+    report = {"verdict": "helps", "reason": "faster"}
+    world.store.add(RecordKind.LIVE_PROOF, earlier, body | {"report": report}, phase="helps")
+    world.loop.measure()
+    assert world.server.slots()[0].bypassed
+    world.loop.measure()
+    assert world.server.slots()[0].bypassed, "what harms stays off until it is taken back"
+
+
+def test_a_look_that_is_not_answered_ends_no_proof(world: World, live: Live) -> None:
+    live.effect = -0.04
+    assert swapped(world, policy()) == "Proving"
+    live.silent = True
+    assert settled(world) == "Proving"
+    world.loop.measure()
+    assert world.store.list(RecordKind.LIVE_PROOF) == []
+    live.silent = False
+    world.loop.measure()
+    assert settled(world) == "Promoted"
+
+
+def test_a_long_step_ends_no_proof(world: World, live: Live) -> None:
+    live.effect = -0.04
+    assert swapped(world, policy()) == "Proving"
+    live.lost = CandidateError("no-safe-point", detail="a step of 4 s")
+    world.loop.measure()
+    assert record(world).phase == "proving"
+    live.lost = None
+    world.loop.measure()
+    assert record(world).phase == "helps"
+
+
+def test_a_state_of_another_version_begins_again(world: World, live: Live) -> None:
+    live.effect, live.dies_at = -0.04, 200
+    assert swapped(world, policy()) == "Proving"
+    with pytest.raises(KeyboardInterrupt):
+        world.loop.measure()
+    found = record(world)
+    body = found.body | {"state": {"unknown": 1}}
+    assert world.store.advance(
+        RecordKind.LIVE_PROOF, found.id, expect="proving", to="proving", body=body
+    )
+    world.loop.measure()
+    assert record(world).phase == "helps"

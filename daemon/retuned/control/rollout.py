@@ -187,6 +187,8 @@ def _concluded(
             return case.to(_P.WATCHING, "not-everywhere")
         if case.facts.end_to_end.consequence is Consequence.WAIT:
             return case.to(_P.WATCHING, "end-to-end-running")
+        if case.facts.live_proof.consequence is Consequence.WAIT:  # the policy asks since then
+            return case.to(_P.PROVING, "live-proof-running")
         return case.to(_P.PROMOTED, "proven") if may_go_on else case
     if case.facts.live_proof.consequence is Consequence.WAIT:
         return case.to(_P.PROVING, "live-proof-running")

@@ -42,7 +42,13 @@ class LiveSteps(Protocol):
     """Steps of the server, recorded in its process while a swap is proven on live traffic."""
 
     def unavailable(self) -> str:
-        """Return why steps cannot be recorded, a reason code; empty if they can."""
+        """Return why steps cannot be recorded, a reason code; empty if they can.
+
+        Raises
+        ------
+        TemporaryError
+            If the server does not answer, or has not begun its first step.
+        """
         ...
 
     def begin(self) -> None:

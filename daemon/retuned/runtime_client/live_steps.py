@@ -6,7 +6,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from retuned.errors import CandidateError, RetunedError
+from retuned.errors import CandidateError, TemporaryError
+from retuned.runtime_client.connection import RETRY_S
 from retuned.runtime_client.step_records import ProcessSteps, StepTap
 from retuned.runtime_client.step_records import StepRecord as Recorded
 from retuned.stages.watch.proof import Arm, StepRecord
@@ -17,6 +18,7 @@ SEVERAL = "several-servers"
 """Reason code: processes that are not ranks of one server record steps."""
 RESTARTED = "server-restarted"
 _FIRST_RANK = "0"
+_STARTING = "no-worker"
 
 
 class ServerSteps:
@@ -32,25 +34,29 @@ class ServerSteps:
         self._tap = StepTap(sockets)
         self._looks = StepTap(sockets)
         """Of other threads: `_tap` remembers what was read."""
-        self._instance = ""
+        self._instance, self._overlapping = "", 0
 
     def unavailable(self) -> str:
-        """Return why steps cannot be recorded, a reason code; empty if they can."""
+        """Return why steps cannot be recorded, a reason code; see `ports.LiveSteps`."""
         try:
             self._first(self._looks.read(limit=0))
-        except RetunedError as error:
-            return error.reason if isinstance(error, CandidateError) else NOT_SWITCHABLE
+        except CandidateError as error:
+            return error.reason
         return ""
 
     def begin(self) -> None:
         """Record from now on; see `ports.LiveSteps`."""
-        self._instance = self._first(self._tap.begin()).instance
+        process = self._first(self._tap.begin())
+        self._instance, self._overlapping = process.instance, process.overlapping
 
     def read(self) -> Sequence[tuple[str, StepRecord]]:
         """Return the labelled steps since the last call; see `ports.LiveSteps`."""
         process = self._first(self._tap.read())
         if process.instance != self._instance:
             raise CandidateError(RESTARTED, detail=process.name)
+        if process.overlapping > self._overlapping:
+            detail = f"{process.name} runs steps beside each other"
+            raise CandidateError(NOT_SWITCHABLE, detail=detail)
         if process.fault:
             raise CandidateError(process.fault, detail=f"{process.name} records no steps")
         return [
@@ -72,6 +78,8 @@ class ServerSteps:
     def _first(self, found: Sequence[ProcessSteps]) -> ProcessSteps:
         """Return the process whose steps are the server's."""
         known = [each for each in found if each.hook == ON and each.rank in ("", _FIRST_RANK)]
+        if not known and any(each.hook == _STARTING for each in found):
+            raise TemporaryError("the server has not begun its first step", delay_s=RETRY_S)
         if not known:
             hooks = ", ".join(sorted({each.hook for each in found})) or "no process"
             raise CandidateError(NOT_SWITCHABLE, detail=f"no steps are known: {hooks}")

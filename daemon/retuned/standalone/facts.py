@@ -433,14 +433,20 @@ def _unavailable(ctx: Context, record: Proposal) -> str:
     measurable = ctx.end_to_end is not None and not tuned_files.is_fixed(ctx, record.id)
     if limits.end_to_end is EndToEndRule.REQUIRED and not measurable:
         return "end-to-end-unavailable"
-    required = limits.live_proof.mode is LiveProofMode.REQUIRED
-    if required and live_proof.unavailable(ctx, record.id):
+    if limits.live_proof.mode is LiveProofMode.REQUIRED and _unprovable(ctx, record.id):
         return "live-proof-unavailable"
     if tuned_files.is_change(ctx, record.id) and (
         limits.canary.steps or limits.canary.shadow_first
     ):
         return "canary-not-possible"
     return ""
+
+
+def _unprovable(ctx: Context, proposal: str) -> bool:
+    try:
+        return bool(live_proof.unavailable(ctx, proposal))
+    except TemporaryError:
+        return True  # nothing starts on a server that does not answer
 
 
 def _readable(ctx: Context, what: str, read: Callable[[], T]) -> T | None:

@@ -2,9 +2,9 @@
 
 It runs on the thread of gate G7, in the phase `Proving`. The plan of a pair is written before its
 first block, and the state after it, so that a daemon that ends goes on with the pairs that it has.
-While a verdict is missing and the policy requires one, the swap is off between pairs: a daemon that
-ends leaves the server's own kernel in force. A verdict against the swap leaves it off; the state
-machine then rolls it back.
+A daemon that stops before a required verdict leaves the swap off, and so does a verdict against it,
+which the state machine follows by a rollback. A daemon that is killed in a block with the swap
+leaves it on until another one runs.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
 from retuned.api.proposal import ProposalPhase
 from retuned.control import MeasuredFact
 from retuned.errors import CandidateError, RetunedError, TemporaryError
-from retuned.ports import Event, LiveSteps, Stored
+from retuned.ports import Event, LiveSteps, SlotState, Stored
 from retuned.report.live_proof import sentence_of
 from retuned.stages import watch
 from retuned.stages.gate import LiveProof, LiveProofMode
@@ -35,6 +37,8 @@ log = logging.getLogger(__name__)
 
 PROVING = "proving"
 """Phase of a record without a verdict."""
+_NO_SAFE_POINT = "no-safe-point"
+"""Reason code: one step took longer than the runtime waits for its end."""
 _LOOK_S = 0.25
 """Between two looks at a block."""
 
@@ -56,7 +60,7 @@ def switch_on(ctx: Context) -> None:
     The server did not answer when their verdict came, or the policy asks for no proof any more.
     """
     wanted = {
-        str(stored.body["definition"])
+        (stored.body["definition"], stored.body["artifact"])
         for stored in ctx.store.list(RecordKind.LIVE_PROOF)
         if _is_kept(ctx, stored)
     }
@@ -64,7 +68,7 @@ def switch_on(ctx: Context) -> None:
         return
     try:
         for slot in ctx.swapper.slots():
-            if slot.definition in wanted and slot.bypassed:
+            if (slot.definition, slot.active) in wanted and slot.bypassed:
                 ctx.swapper.bypass(slot.definition, on=False)
     except RetunedError as error:
         log.warning("swaps could not be switched on again: %s", error)
@@ -99,7 +103,7 @@ def follows(ctx: Context, proposal: Proposal) -> MeasuredFact:
     if rule is None:
         return MeasuredFact()
     report = report_of(ctx, proposal.id)
-    if report is None and unavailable(ctx, proposal.id):
+    if report is None and _cannot_begin(ctx, proposal.id):
         report = _not_switchable()
     if report is None:
         return MeasuredFact(consequence=watch.Consequence.WAIT)
@@ -112,8 +116,24 @@ def follows(ctx: Context, proposal: Proposal) -> MeasuredFact:
     )
 
 
+def _cannot_begin(ctx: Context, proposal: str) -> bool:
+    """Whether no proof can begin; False while one runs, or while the server does not answer."""
+    if ctx.store.get(RecordKind.LIVE_PROOF, proposal) is not None:
+        return False
+    try:
+        return bool(unavailable(ctx, proposal))
+    except TemporaryError:
+        return False
+
+
 def unavailable(ctx: Context, proposal: str) -> str:
-    """Return why a swap cannot be proven here, a reason code; empty if it can."""
+    """Return why a swap cannot be proven here, a reason code; empty if it can.
+
+    Raises
+    ------
+    TemporaryError
+        If the server does not answer, or has not begun its first step.
+    """
     if ctx.live_steps is None or tuned_files.is_fixed(ctx, proposal):
         return "not-switchable"
     return ctx.live_steps.unavailable()
@@ -159,12 +179,21 @@ def _is_due(ctx: Context, order: SwapOrder) -> bool:
         return False
     record = ctx.store.get(RecordKind.LIVE_PROOF, order.proposal)
     waits = stored.phase == str(ProposalPhase.PROVING)
-    open_ = record is None or record.phase == PROVING
-    return waits and open_ and not unavailable(ctx, order.proposal)
+    if not waits or (record is not None and record.phase != PROVING):
+        return False
+    try:
+        return not unavailable(ctx, order.proposal)
+    except TemporaryError as error:
+        log.info("%s is not proven now: %s", order.definition, error)
+        return record is not None  # its time goes on
 
 
 class _Interrupted(Exception):
     """The order is no longer in force, or the server is another one."""
+
+
+class _Waits(Exception):
+    """The proof continues later."""
 
 
 class _Proof:
@@ -184,9 +213,12 @@ class _Proof:
                 state = self._keep(proof.next_pair(state, secrets.SystemRandom()))
                 state = self._keep(self._measured(state, stop))
         except (_Interrupted, CandidateError) as error:
-            log.info("%s: the live proof ends: %s", self._order.definition, error)
-            state = proof.step(state, proof.Interrupted(at_s=self._at_s()))
-        except TemporaryError as error:
+            if isinstance(error, CandidateError) and error.reason == _NO_SAFE_POINT:
+                log.info("%s: the live proof waits: %s", self._order.definition, error)
+            else:
+                log.info("%s: the live proof ends: %s", self._order.definition, error)
+                state = proof.step(state, proof.Interrupted(at_s=self._at_s()))
+        except (TemporaryError, _Waits) as error:
             log.info("%s: the live proof waits: %s", self._order.definition, error)
         finally:
             self._left(state)
@@ -215,6 +247,7 @@ class _Proof:
     ) -> bool:
         """Run one block; return whether it ran to its end with the right arm."""
         off = arm is proof.Arm.OFF
+        self._slot()  # a switch names a kernel, not an order
         self._ctx.swapper.bypass(self._order.definition, on=off, arm=label)
         began_s = self._live.now_s()
         while not stop.is_set():
@@ -232,15 +265,21 @@ class _Proof:
 
     def _stands(self, *, off: bool) -> bool:
         """Whether the block's arm is still in force; raises where the order is not."""
+        stored = self._ctx.store.get(RecordKind.PROPOSAL, self._order.proposal)
+        if stored is None or stored.phase not in UNDER_WAY:
+            raise _Interrupted("the rollout has ended")
+        if stored.phase != str(ProposalPhase.PROVING):
+            raise _Waits(f"the proposal is {stored.phase}")
+        return self._slot().bypassed is off
+
+    def _slot(self) -> SlotState:
+        """Return the slot, which has this very order in force; raises if it has not."""
         order = self._order
-        stored = self._ctx.store.get(RecordKind.PROPOSAL, order.proposal)
-        if stored is None or stored.phase != str(ProposalPhase.PROVING):
-            raise _Interrupted("the proposal is in another phase")
         for slot in self._ctx.swapper.slots():
             if slot.definition == order.definition:
                 if (slot.active, slot.epoch) != (order.artifact, order.epoch) or slot.tripped:
                     raise _Interrupted("the order is no longer in force")
-                return slot.bypassed is off
+                return slot
         raise _Interrupted("the slot is gone")
 
     # --- what is kept -----------------------------------------------------------------------------
@@ -248,8 +287,8 @@ class _Proof:
     def _begun(self) -> proof.ProofState:
         """Return the state of this order; a pair that a daemon left is abandoned."""
         record = self._ctx.store.get(RecordKind.LIVE_PROOF, self._order.proposal)
-        if record is not None and record.body["order"] == self._order.id:
-            state = proof.ProofState.model_validate(record.body["state"])
+        state = self._known(record)
+        if state is not None:
             if state.plan is not None:
                 event = proof.PairAbandoned(state.plan.number, at_s=self._at_s())
                 state = proof.step(state, event)
@@ -260,6 +299,16 @@ class _Proof:
         ):
             self._keep(state)
         return state
+
+    def _known(self, record: Stored | None) -> proof.ProofState | None:
+        """Return the state that a daemon left of this order; None if there is none."""
+        if record is None or record.body["order"] != self._order.id:
+            return None
+        try:
+            return proof.ProofState.model_validate(record.body["state"])
+        except ValidationError as error:
+            log.warning("%s: the live proof begins again: %s", self._order.definition, error)
+            return None
 
     def _keep(self, state: proof.ProofState) -> proof.ProofState:
         self._ctx.store.advance(
@@ -288,8 +337,11 @@ class _Proof:
         on = self._rule.mode is LiveProofMode.OBSERVE
         on = on or (ended is not None and _keeps(ended, self._rule))
         try:
-            self._ctx.swapper.bypass(self._order.definition, on=not on)
             self._live.end()
+            self._slot()
+            self._ctx.swapper.bypass(self._order.definition, on=not on)
+        except _Interrupted as error:
+            log.info("%s is not switched: %s", self._order.definition, error)
         except RetunedError as error:
             log.warning("%s could not be switched: %s", self._order.definition, error)
 

@@ -163,6 +163,26 @@ def test_huge_steps_with_the_swap_only_stop_the_proof() -> None:
     assert len(state.of(PairKind.SHORT)) <= 4
 
 
+def test_huge_steps_that_the_pilot_has_too_are_the_servers() -> None:
+    """The first pairs have one in both blocks with the swap, and the pilot has some."""
+
+    def sometimes(label: Arm, arm: Arm, seed: int) -> MeasuredBlock:
+        return block(arm, seed=seed, stalls=int(seed % 20 == 0), stall_s=0.5)
+
+    run = Run()
+    while run.state.phase is Phase.PILOT:
+        run.pair(sometimes)
+    assert run.state.pilot_huge > 0
+
+    def make(label: Arm, arm: Arm, seed: int) -> MeasuredBlock:
+        early = arm is Arm.ON and len(run.state.of(PairKind.SHORT)) < 3
+        return block(arm, seed=seed, stalls=int(early), stall_s=0.5)
+
+    for _ in range(4):
+        run.pair(make)
+    assert not run.state.done
+
+
 def test_huge_steps_of_both_arms_do_not() -> None:
     def make(label: Arm, arm: Arm, seed: int) -> MeasuredBlock:
         return block(arm, seed=seed, stalls=1, stall_s=0.5)

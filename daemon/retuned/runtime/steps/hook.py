@@ -145,7 +145,7 @@ class Steps:
                     self._failed()
                     raise
                 more = answer is None and sampling is not None
-                more = more and scheduler_output.total_num_scheduled_tokens > 0
+                more = more and getattr(scheduler_output, "total_num_scheduled_tokens", 0) > 0
                 self._halfway_s = time.monotonic() if more else 0.0
                 if self.log.under_way:
                     self._close(more=more)
@@ -233,8 +233,9 @@ class Steps:
             self._record(worker, scheduler_output)
 
     def _act(self) -> None:
-        while self._pending:
-            self._pending.popleft().run(self.worker)
+        with contextlib.suppress(IndexError):  # the control thread takes actions out, too
+            while self._pending:
+                self._pending.popleft().run(self.worker)
 
     def _record(self, worker: Any, scheduler_output: Any) -> None:  # noqa: ANN401
         try:
@@ -277,10 +278,11 @@ class Steps:
 
     def _waited(self) -> bool:
         """Wait while the control thread has the lock for a moment; False if another step has it."""
-        while not self._lock.acquire(timeout=_TRY_S):
+        while True:
             if self._owner is not None:
                 return False
-        return True
+            if self._lock.acquire(timeout=_TRY_S):
+                return True
 
     def leave(self, *, failed: bool) -> None:
         """End a marked step that `enter` has begun."""
@@ -291,7 +293,8 @@ class Steps:
                 self._close(more=False)
         finally:
             self._owner = None
-            self._lock.release()
+            with contextlib.suppress(RuntimeError):  # in a forked child the lock is another one
+                self._lock.release()
 
     def at_safe_point(self, work: Callable[[Any], T], *, wait_s: float = WAIT_S) -> tuple[T, float]:
         """Run work between two steps; return its result, and how long launches were held, us.

@@ -15,6 +15,7 @@ from retuned.stages.watch.proof.design import (
     Coin,
     block_length_s,
     counted,
+    huge_steps,
     measure,
     plan_pair,
     result_of,
@@ -230,6 +231,7 @@ def _pilot_pair(
             "pilot": (*state.pilot, PilotPair(plan=plan, first=first, second=second)),
             "rows": state.rows.extend(kept[0]).extend(kept[1]),
             "pace": state.pace.after(kept[0]).after(kept[1]),
+            "pilot_huge": state.pilot_huge + sum(map(huge_steps, kept)),
         }
     )
     return _end_pilot_if_complete(state, at_s=event.at_s)
@@ -325,15 +327,15 @@ def _huge_steps(state: ProofState) -> bool:
 
     A server without a swap has huge steps too. If each fell into a block by chance, all of them
     would fall into blocks with the swap with a probability of its share to the power of their
-    number; the pilot's steps are without the swap.
+    number. A pilot with a huge step shows that the server has them: its time does not count then.
     """
-    pairs = [pair for pair in state.pairs if pair.void is None]
-    real = [pair for pair in pairs if not pair.sham]
+    real = [pair for pair in state.pairs if pair.void is None and not pair.sham]
     huge = sum(pair.on.huge for pair in real)
     if huge < _HUGE_STEPS or any(pair.off.huge for pair in real):
         return False
     on = sum(pair.on.seconds for pair in real)
-    total = sum(pair.on.seconds + pair.off.seconds for pair in pairs)
+    known = real if state.pilot_huge else [pair for pair in state.pairs if pair.void is None]
+    total = sum(pair.on.seconds + pair.off.seconds for pair in known)
     return huge * math.log(total / on) >= state.settings.log_bound + _HUGE_MARGIN
 
 

@@ -109,6 +109,12 @@ def void_reason(
     return None
 
 
+def huge_steps(steps: StepColumns) -> int:
+    """Count steps of a block that are huge beside its middle, where no fit is known yet."""
+    period = steps.period_s
+    return int((period > HUGE_RATIO * np.median(period)).sum()) if len(period) else 0
+
+
 def arm_sums(steps: StepColumns, expected_s: Floats, *, wall_s: float) -> ArmSums:
     """Sum the counted steps of one block."""
     period = steps.period_s

@@ -56,6 +56,8 @@ class ProofState(Record):
     """Pairs planned so far."""
     pilot: tuple[PilotPair, ...] = ()
     """Sham pairs before the first fit."""
+    pilot_huge: int = Field(default=0, ge=0)
+    """Steps of the pilot that are huge beside the others of their block."""
     pace: Pace = Pace()
     """Steps of the pilot by what sets their pace."""
     pilot_ended_s: float | None = None
