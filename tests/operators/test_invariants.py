@@ -20,7 +20,9 @@ from hypothesis.stateful import (
 from tests.operators.world import GROUPS, World, is_denied, window_is_open
 
 from retuned.api.proposal import PodState
+from retuned.control import MeasuredFact
 from retuned.stages.gate import DecisionKind, StopPolicy
+from retuned.stages.watch import Consequence
 from retuned_operator.schema import ProposalPhase as P
 
 DIGESTS = tuple("sha256:" + digit * 64 for digit in "123")
@@ -124,6 +126,7 @@ class Operator(RuleBasedStateMachine):
         """Without it few runs would come as far as a canary."""
         world = self.world
         world.leading = world.readable = world.checked = True
+        world.live_proof = MeasuredFact()
         world.freezes.clear()
         for pod in world.pods.values():
             pod.ready, pod.report = True, "keep"
@@ -160,6 +163,10 @@ class Operator(RuleBasedStateMachine):
         self, readable: bool, checked: bool
     ) -> None:
         self.world.readable, self.world.checked = readable, checked
+
+    @rule(consequence=st.sampled_from(Consequence))
+    def live_traffic_shows(self, consequence: Consequence) -> None:
+        self.world.live_proof = MeasuredFact(consequence=consequence, reason="live-proof-slower")
 
     @rule(leading=st.booleans())
     def the_lease_is_lost_or_won(self, leading: bool) -> None:
@@ -206,6 +213,7 @@ class Operator(RuleBasedStateMachine):
                 self.may_be_told(name)
                 self.told.add((told.uid, after.spec.artifact.digest))
         if before.status.phase is not P.PROMOTED and after.status.phase is P.PROMOTED:
+            assert world.live_proof.consequence is Consequence.KEEP
             for pod in world.pods.values():  # I7
                 assert pod.report == "keep"
                 assert pod.active == after.spec.artifact.digest
@@ -324,6 +332,11 @@ def silent(machine: Operator, name: str) -> None:
     machine.all_are_at_work(minutes=1, rounds=20)
 
 
+def unproven(machine: Operator, name: str) -> None:
+    machine.live_traffic_shows(Consequence.WAIT)
+    machine.all_are_at_work(minutes=1, rounds=45)
+
+
 def unchecked(machine: Operator, name: str) -> None:
     machine.policies_can_be_read_and_evidence_checked_or_not(readable=True, checked=False)
     machine.all_are_at_work(minutes=1, rounds=1)
@@ -363,6 +376,7 @@ WAYS: tuple[tuple[int, Callable[[Operator, str], None], set[P]], ...] = (
     (45, harmed, {P.PROMOTED, P.ROLLING_BACK, P.ROLLED_BACK}),
     (12, stuck, {P.ROLLBACK_FAILED}),
     (3, silent, {P.PAUSED}),
+    (3, unproven, {P.PROVING}),
     (0, unchecked, {P.VALIDATING}),
     (0, frozen, {P.SCHEDULED}),
     (0, forgotten, {P.AWAITING_APPROVAL, P.EXPIRED}),

@@ -168,7 +168,7 @@ def test_a_policys_steps_are_an_orders_and_fractions_rise() -> None:
     spread = spread_by(limits_of(policy({"steps": STEPS})), shadow_later=((600.0, 1_000),))
     assert [step.fraction for step in spread.canary] == [0.01, 0.5]
     assert (spread.canary[0].patience_s, spread.lease_s, spread.orphan) == (60.0, 600.0, "hold")
-    assert (spread.shadow_share, spread.shadow_later) == (0.1, ((600.0, 1_000),))
+    assert (spread.shadow_share, spread.shadow_later) == (0.02, ((600.0, 1_000),))
     assert spread_by(limits_of(policy({"steps": []}))).lease_s == 0.0, "no canary, no orphan"
     for odd in ([STEPS[1], STEPS[0]], [{"fraction": 0}], [{"fraction": 1.2}], "all"):
         with pytest.raises(ValueError, match="validation error"):
@@ -209,5 +209,5 @@ def test_checks_are_held_to_the_noise_that_the_evidence_has_of_the_incumbent(
     assert body["shadow_noise"] == [{"bucket": [9], "rms": 3e-6}], "the largest"
     order = parse_order(body)
     assert order.noise == {(9,): 3e-6}
-    assert (order.fraction, order.shadow_share, order.lease_s) == (0.01, 0.1, 600.0)
+    assert (order.fraction, order.shadow_share, order.lease_s) == (0.01, 0.02, 600.0)
     assert order.shadow_later == ((600.0, 1_000), (86_400.0, 10_000))

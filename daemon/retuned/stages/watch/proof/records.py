@@ -17,10 +17,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from retuned.contract import Record
+from retuned.stages.gate import LiveProof
 
 Floats = NDArray[np.float64]
 Seconds = Annotated[float, Field(ge=0.0, lt=1e9)]
 Share = Annotated[float, Field(gt=0.0, lt=1.0)]
+_POLICY = LiveProof()
+"""The defaults of a policy."""
 
 
 class Arm(StrEnum):
@@ -150,17 +153,17 @@ class ProofSettings(Record):
 
     A vLLM on a CPU with 20 steps a second, beside other work on two cores, had 0.13: half an hour
     of that shows effects from 2.6 %."""
-    min_effect: float = Field(default=0.005, gt=0.0, lt=1.0)
+    min_effect: float = Field(default=_POLICY.min_effect, gt=0.0, lt=1.0)
     """Smaller effects are none, log ratio."""
-    max_harm: float = Field(default=0.05, gt=0.0)
+    max_harm: float = Field(default=_POLICY.max_harm, gt=0.0)
     """Longer step time that stops the proof before it is proven, ratio minus one."""
     harm_pairs: int = Field(default=6, ge=1)
     """Consecutive pairs beyond `max_harm` that stop the proof."""
     confidence: Share = 0.99
     """Of each side; 0.99 is a bound of 100 on each E-value."""
-    max_duration_s: float = Field(default=1800.0, gt=0.0)
+    max_duration_s: float = Field(default=_POLICY.max_duration.total_seconds(), gt=0.0)
     """Longest time until short blocks decide, seconds by the wall, pilot and pauses included."""
-    long_blocks: int = Field(default=20, ge=0)
+    long_blocks: int = Field(default=_POLICY.long_blocks, ge=0)
     """Pairs of long blocks after `helps`; 0 makes the verdict of short blocks final."""
     long_block_s: float = Field(default=10.0, gt=0.0)
     """Length of such a block, seconds."""
