@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,17 @@ settings.load_profile("ci" if os.environ.get("CI") == "true" else "here")
 if not (Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists()):
     # Triton reads this when it is imported: without a GPU its kernels run in Python, on CPU tensors
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(autouse=True)
+def users_allowed_before() -> Iterator[None]:
+    """Restore the users that may connect: a sidecar of a test writes them into its environment."""
+    before = os.environ.get("RETUNED_ALLOWED_UIDS")
+    yield
+    if before is None:
+        os.environ.pop("RETUNED_ALLOWED_UIDS", None)
+    else:
+        os.environ["RETUNED_ALLOWED_UIDS"] = before
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
