@@ -184,3 +184,20 @@ def test_the_result_does_not_depend_on_restarts_of_the_daemon() -> None:
         ends.append(run.state)
     assert ends[0] == ends[1]
     assert len(ends[0].of(PairKind.SHAM)) == 30
+
+
+OVERHEAD = ProofSettings(ask="ceiling", min_effect=0.01, long_blocks=0)
+
+
+@pytest.mark.parametrize("cost", [0.001, 0.003, 0.006])
+def test_a_cost_below_one_per_cent_is_shown_to_be_below_it(cost: float) -> None:
+    found = reports(GPU_BOUND, Swap(gpu=cost), seeds=range(20), settings=OVERHEAD)
+    assert verdicts(found) == {Verdict.NO_MEASURABLE_EFFECT: 20}
+    assert all(report.high is not None and report.high <= 0.01 for report in found)
+    assert max(report.seconds for report in found) <= 400.0
+
+
+def test_a_cost_above_one_per_cent_is_never_shown_to_be_below_it() -> None:
+    found = reports(GPU_BOUND, Swap(gpu=0.012, host=0.012), seeds=range(20), settings=OVERHEAD)
+    assert verdicts(found)[Verdict.NO_MEASURABLE_EFFECT] == 0
+    assert verdicts(found)[Verdict.HARMS] >= 15

@@ -17,6 +17,7 @@ from typing import Any
 from retuned.runtime import intercept
 from retuned.runtime.core.control_socket import ControlSocket, PeerUid, own_path, peer_uid, sweep
 from retuned.runtime.core.host import RuntimeHost
+from retuned.runtime.core.own_overhead import OUT
 from retuned.runtime.core.slots import Slot
 from retuned.runtime.intercept.service import Interception
 from retuned.runtime.profiler.schedule import Rule, rule_of
@@ -287,7 +288,12 @@ def _windows(host: RuntimeHost, wanted: tuple[Path, Rule]) -> Windows:
     folder, rule = wanted
     graphs = host.graphs
     found = Windows(
-        folder, rule, launched=host.launched, quiet=graphs.quiet, captured=graphs.captured
+        folder,
+        rule,
+        launched=host.launched,
+        quiet=graphs.quiet,
+        captured=graphs.captured,
+        held=lambda: OUT if host.overhead.out else "",
     )
     host.reports["windows"] = found.state
     return found

@@ -19,6 +19,7 @@ from retuned.runtime.core.environment import environment
 from retuned.runtime.core.epochs import rank_of_environment
 from retuned.runtime.core.maintenance import Maintenance
 from retuned.runtime.core.order_executor import OrderExecutor
+from retuned.runtime.core.own_overhead import OwnOverhead, Wrapper
 from retuned.runtime.core.reports import process_status, slot_sample, slot_state
 from retuned.runtime.core.slot_registry import COUNTED, SlotRegistry, drop_expired
 from retuned.runtime.core.slots import Slot
@@ -39,6 +40,10 @@ VERSION = "1"
 """Version of the control protocol; fields are added, never renamed."""
 _ANSWERED_S = 0.2
 """How long after its answer a runtime ends."""
+_NEED_WRAPPERS = frozenset(
+    {"prepare", "commit", "tunable-prepare", "tunable-commit", "tunable-record", "recapture"}
+)
+"""Operations that act through the wrappers of the server's functions."""
 _OF_PEOPLE = frozenset({"status", "rearm", "detach"})
 """Operations that people's commands use; only a daemon uses the others."""
 
@@ -102,6 +107,12 @@ class RuntimeHost:
             may_record=may_capture,
             steps=self.steps,
         )
+        self.overhead = OwnOverhead(
+            self.steps,
+            wrappers=self._wrappers,
+            in_force=self._in_force,
+            stays=lambda: ["operators"] if self.reports.get("operators", dict)() else [],
+        )
         stepping = StepService(self.steps, facts=self._step_facts)
         self._operations: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             "hello": self._hello,
@@ -120,6 +131,7 @@ class RuntimeHost:
             **self.tuned.operations(),
             **self.tunables.operations(),
             **stepping.operations(),
+            **self.overhead.operations(),
         }
 
     def add(self, slot: Slot) -> None:
@@ -155,6 +167,8 @@ class RuntimeHost:
             raise Refused("unknown-op", detail=f"there are {sorted(self._operations)}")
         if name not in _OF_PEOPLE:
             self._visited_s = time.monotonic()
+        if name in _NEED_WRAPPERS:
+            self.overhead.end()
         return operation(request)
 
     def housekeeping(self) -> None:
@@ -179,6 +193,7 @@ class RuntimeHost:
                     do(f"{name}: compiling", partial(self._compiling.do, piece, waiting=waiting))
         do("graphs", self.graphs.housekeeping)
         do("tunables", self.tunables.housekeeping)
+        do("own overhead", self.overhead.tend)
 
     def _when_quiet(self, piece: Callable[[], object]) -> None:
         """Run a piece that waits for a device, except during a graph capture, which it would end.
@@ -199,6 +214,7 @@ class RuntimeHost:
         first_launch
             Called when a slot is launched for the first time after this; must not raise.
         """
+        self.overhead.end()
         self._execution.restart()
         self._chores = Maintenance()
         self._compiling = CompileBudget()
@@ -242,6 +258,19 @@ class RuntimeHost:
             "trust": self._trust.policy,
             **{name: report() for name, report in list(self.reports.items())},
         }
+
+    def _wrappers(self) -> list[Wrapper]:
+        """Return what `own_overhead` takes out of the server's calls."""
+        intercepting = [] if self._interception is None else [self._interception]
+        return [*intercepting, *self.tunables.hooks, self.graphs]
+
+    def _in_force(self) -> str:
+        """Return the name of a swap in force; empty without one."""
+        for slot in self._seating.slots():
+            order = slot.table.in_force
+            if order is not None and order.artifact is not None:
+                return slot.spec.name
+        return next((each.id for each in self.tunables.registry if each.table is not None), "")
 
     def _step_facts(self) -> dict[str, Any]:
         return {"instance": self._execution.instance, "rank": str(ranks().get("rank", ""))}

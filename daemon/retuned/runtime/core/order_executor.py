@@ -27,13 +27,10 @@ from retuned.runtime.core.supervisor import Supervision
 from retuned.runtime.intercept.service import Interception
 from retuned.runtime.schema import Refused
 from retuned.runtime.shadow.sampler import Compare
-from retuned.runtime.steps.hook import Steps
+from retuned.runtime.steps.hook import ARM_WAIT_S, Steps
 from retuned.runtime.steps.log import arm_in
 
 log = logging.getLogger(__name__)
-
-ARM_WAIT_S = 3.0
-"""Longest wait for a safe point of a slot: shorter than the daemon waits for its answer."""
 
 
 class OrderExecutor:

@@ -48,6 +48,14 @@ class HostedGraphs:
     def remove(self, slot: Slot) -> None:
         self._graphs().remove_slot(slot)
 
+    def suspend(self) -> None:
+        """Count no replays for a while; see `core.own_overhead.Wrapper`."""
+        self._graphs().torch.suspend()
+
+    def resume(self) -> None:
+        """Count replays again."""
+        self._graphs().torch.resume()
+
     def housekeeping(self) -> None:
         graphs = self._graphs()
         follow_torch(graphs)

@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 _MISSING = object()
 _NEEDED = ("capture_begin", "capture_end", "instantiate", "replay", "reset", "raw_cuda_graph",
            "raw_cuda_graph_exec")  # fmt: skip
+_REPLAY = "replay"
 _ENTRY = "_retuned_entry"
 _ASKED = "_retuned_asked_to_keep"
 _FORGET = "_retuned_seen_before"
@@ -61,6 +62,8 @@ class TorchGraphs:
         self._cls: Any = None
         self._kept = False
         self._before: dict[str, Any] = {}
+        self._ours: Any = None
+        """The wrapper of replays while they are not counted."""
 
     @property
     def installed(self) -> bool:
@@ -104,17 +107,29 @@ class TorchGraphs:
             setattr(cls, name, made)
         self._cls = cls
 
+    def suspend(self) -> None:
+        """Count no replays for a while; captures are observed as before."""
+        with self._lock:
+            if self._cls is not None and self._ours is None:
+                self._ours = vars(self._cls)[_REPLAY]
+                _put(self._cls, _REPLAY, self._before[_REPLAY])
+
+    def resume(self) -> None:
+        """Count replays again."""
+        with self._lock:
+            if self._cls is not None and self._ours is not None:
+                setattr(self._cls, _REPLAY, self._ours)
+            self._ours = None
+
     def uninstall(self) -> None:
         """Restore PyTorch's methods; graphs that were kept continue to be kept."""
         with self._lock:
             cls, self._cls, self._kept = self._cls, None, False
             if cls is None:
                 return
+            self._ours = None
             for name, method in self._before.items():
-                if method is _MISSING:
-                    delattr(cls, name)
-                else:
-                    setattr(cls, name, method)
+                _put(cls, name, method)
             self._before.clear()
 
     def _wrappers(self, cls: Any) -> dict[str, Any]:  # noqa: ANN401 - a class
@@ -198,6 +213,14 @@ class TorchGraphs:
             whom(graph)
         except _WHATEVER:
             log.exception("a captured graph is not followed")
+
+
+def _put(cls: Any, name: str, method: Any) -> None:  # noqa: ANN401 - a class
+    """Make a method the class's own, or take its own away."""
+    if method is not _MISSING:
+        setattr(cls, name, method)
+    elif name in vars(cls):
+        delattr(cls, name)
 
 
 def _keepers(cls: Any) -> dict[str, Any]:  # noqa: ANN401 - a class

@@ -94,19 +94,32 @@ class Interceptor:
         if self._short is not None:
             setattr(cls, "__getitem__", self._short)  # noqa: B010 - to mypy a class is not a dict
 
+    def suspend(self) -> None:
+        """Restore the original methods for a while; kernels and counts stay."""
+        with self._lock:
+            for cls, method, stock, wrapped in self._stock.values():
+                if cls.__dict__.get(method) is wrapped:
+                    setattr(cls, method, stock)
+                if self._short is not None and cls.__dict__.get("__getitem__") is self._short:
+                    delattr(cls, "__getitem__")
+
+    def resume(self) -> None:
+        """Intercept again what `suspend` has restored."""
+        with self._lock:
+            for place, (cls, method, stock, wrapped) in self._stock.items():
+                if cls.__dict__.get(method) is stock:
+                    setattr(cls, method, wrapped)
+                if place == "jit" and self._short is not None:
+                    setattr(cls, "__getitem__", self._short)  # noqa: B010 - as in `_shorten`
+
     def uninstall(self) -> None:
         """Restore the original methods; launches in progress end as they began. Idempotent."""
         with self._lock:
             self._wanted = False
-            for place, (cls, method, stock, wrapped) in list(self._stock.items()):
-                if cls.__dict__.get(method) is wrapped:
-                    setattr(cls, method, stock)
-                # else: other code has wrapped ours since; ours now only forwards the calls
-                del self._stock[place]
-                self.states[place] = "uninstalled"
-                if self._short is not None and cls.__dict__.get("__getitem__") is self._short:
-                    delattr(cls, "__getitem__")
-                    self._short = None
+            self.suspend()  # where other code has wrapped ours since, ours only forwards the calls
+            self.states.update(dict.fromkeys(self._stock, "uninstalled"))
+            self._stock.clear()
+            self._short = None
             self._forget_all()
             self._open.clear()
 

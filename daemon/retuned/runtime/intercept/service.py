@@ -28,6 +28,14 @@ class Interception:
     def on(self) -> bool:
         return self._interceptor.on
 
+    def suspend(self) -> None:
+        """Leave the launches for a while; see `core.own_overhead.Wrapper`."""
+        self._interceptor.suspend()
+
+    def resume(self) -> None:
+        """Intercept again."""
+        self._interceptor.resume()
+
     def states(self) -> dict[str, str]:
         return dict(self._interceptor.states)
 

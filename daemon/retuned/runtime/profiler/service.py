@@ -46,6 +46,8 @@ class Windows:
         Blocks captures of graphs in its context.
     captured
         Whether this process may hold a captured graph.
+    held
+        Returns why no window may begin now, a reason code; empty if one may.
     """
 
     def __init__(
@@ -56,12 +58,14 @@ class Windows:
         launched: Callable[[], int],
         quiet: Quiet,
         captured: Callable[[], bool],
+        held: Callable[[], str] = str,
     ) -> None:
         self._folder = folder
         self._rule = rule
         self._launched = launched
         self._quiet = quiet
         self._captured = captured
+        self._held = held
         self._chance = random.Random()  # only spreads replicas
         self._renew()
 
@@ -162,7 +166,7 @@ class Windows:
         return next_pause(self._rule, cost, self._chance.random())
 
     def _window(self) -> None:
-        reason = self._recorder.unready()
+        reason = self._held() or self._recorder.unready()
         if reason:
             self._skip(reason)
             return

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 MODULE = "vllm.v1.worker.gpu_worker"
 WAIT_S = 10.0
 """Longest wait for the start of a step."""
+ARM_WAIT_S = 3.0
+"""The same, for the arm of a proof: shorter than the daemon waits for its answer."""
 MAX_PAUSE_S = 2.0
 _IDLE_S = 1.0
 """A gap between steps over this is idle time of the server."""

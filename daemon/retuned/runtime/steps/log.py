@@ -131,10 +131,14 @@ class StepLog:
             self.recording = False
             self._when_off()
 
-    def renew(self) -> None:
-        """Extend a recording; one whose time is over ends."""
+    def expire(self) -> None:
+        """End a recording whose time is over."""
         if self.recording and self._now_s() > self._until_s:
             self.stop()
+
+    def renew(self) -> None:
+        """Extend a recording; one whose time is over ends."""
+        self.expire()
         self._until_s = self._now_s() + LEASE_S
 
     def take(self, *, since: int | None, limit: int) -> dict[str, Any]:

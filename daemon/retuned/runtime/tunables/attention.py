@@ -105,11 +105,28 @@ class AttentionHook:
             return self.state
         self._stock, self._kernels = stock, kernels
         self._ours = self._wrapper(stock)
-        setattr(module, KERNEL, _StandIn(kernels[KERNEL], self._rewrite))
-        setattr(module, REDUCE, _StandIn(kernels[REDUCE], self._rewrite_reduce))
-        self._hold()
+        self.resume()
         self.state = "on"
         return self.state
+
+    def resume(self) -> None:
+        """Put the wrapper before the function again; see `core.own_overhead.Wrapper`."""
+        if self._stock is None:
+            return
+        module = sys.modules.get(MODULE)
+        for name, rewrite in ((KERNEL, self._rewrite), (REDUCE, self._rewrite_reduce)):
+            setattr(module, name, _StandIn(self._kernels[name], rewrite))
+        self._hold()
+
+    def suspend(self) -> None:
+        """Restore the function and the kernels for a while."""
+        if self._stock is None:
+            return
+        replace_everywhere(FUNCTION, self._ours, self._stock)
+        module = sys.modules.get(MODULE)
+        for name, kernel in self._kernels.items():
+            if isinstance(getattr(module, name, None), _StandIn):
+                setattr(module, name, kernel)
 
     def _hold(self) -> None:
         """Replace the function in modules that have imported its name."""
@@ -127,11 +144,7 @@ class AttentionHook:
         """Restore the function and the kernels."""
         if self._stock is None:
             return
-        replace_everywhere(FUNCTION, self._ours, self._stock)
-        module = sys.modules.get(MODULE)
-        for name, kernel in self._kernels.items():
-            if isinstance(getattr(module, name, None), _StandIn):
-                setattr(module, name, kernel)
+        self.suspend()
         self._stock = self._ours = None
         self._known.clear()
         self.state = "uninstalled"

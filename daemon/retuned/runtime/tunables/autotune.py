@@ -108,10 +108,24 @@ class AutotunerHook:
             self.state = "autotuner-unknown"
             return self.state
         self._stock, self._ours = stock, self._wrapper(stock)
-        cls.run = self._ours
-        self._follow_second()
+        self.resume()
         self.state = "on"
         return self.state
+
+    def resume(self) -> None:
+        """Follow autotuners again; see `core.own_overhead.Wrapper`."""
+        cls = getattr(sys.modules.get(MODULE), "Autotuner", None)
+        if cls is not None and self._stock is not None and cls.__dict__.get("run") is self._stock:
+            cls.run = self._ours
+        self._follow_second()
+
+    def suspend(self) -> None:
+        """Restore the method for a while, unless other code has wrapped it since."""
+        if self._past is not None:
+            replace_everywhere(_PAST, _through_the_autotuner, self._past)
+        cls = getattr(sys.modules.get(MODULE), "Autotuner", None)
+        if cls is not None and self._ours is not None and cls.__dict__.get("run") is self._ours:
+            cls.run = self._stock
 
     def _follow_second(self) -> None:
         """Send launches past the autotuner through it, in every module that holds the function."""
@@ -128,13 +142,8 @@ class AutotunerHook:
 
     def uninstall(self) -> None:
         """Restore the method, unless other code has wrapped it since."""
-        if self._past is not None:
-            replace_everywhere(_PAST, _through_the_autotuner, self._past)
-            self._past = None
-        cls = getattr(sys.modules.get(MODULE), "Autotuner", None)
-        if cls is not None and self._ours is not None and cls.__dict__.get("run") is self._ours:
-            cls.run = self._stock
-        self._stock = self._ours = None
+        self.suspend()
+        self._stock = self._ours = self._past = None
         self.state = "uninstalled"
 
     def _wrapper(self, stock: Run) -> Run:

@@ -84,12 +84,29 @@ class MoeHook:
             self.state = "moe-unknown"
             return self.state
         self._stock, self._ours = stock, self._wrapper(stock)
-        replace_everywhere(FUNCTION, stock, self._ours)
-        kernel = getattr(module, KERNEL, None)
-        if kernel is not None:
-            setattr(module, KERNEL, _Kernel(kernel, self._launched))
+        self.resume()
         self.state = "on"
         return self.state
+
+    def resume(self) -> None:
+        """Put the wrapper before the look-up again; see `core.own_overhead.Wrapper`."""
+        if self._stock is None:
+            return
+        replace_everywhere(FUNCTION, self._stock, self._ours)
+        module = sys.modules.get(MODULE)
+        kernel = getattr(module, KERNEL, None)
+        if kernel is not None and not isinstance(kernel, _Kernel):
+            setattr(module, KERNEL, _Kernel(kernel, self._launched))
+
+    def suspend(self) -> None:
+        """Restore the look-up and the kernel for a while."""
+        if self._stock is None:
+            return
+        replace_everywhere(FUNCTION, self._ours, self._stock)
+        module = sys.modules.get(MODULE)
+        kernel = getattr(module, KERNEL, None)
+        if isinstance(kernel, _Kernel):
+            setattr(module, KERNEL, kernel.kernel)
 
     def in_place(self) -> bool:
         """Whether look-ups still pass through the wrapper."""
@@ -100,11 +117,7 @@ class MoeHook:
         """Restore the look-up and the kernel."""
         if self._stock is None:
             return
-        replace_everywhere(FUNCTION, self._ours, self._stock)
-        module = sys.modules.get(MODULE)
-        kernel = getattr(module, KERNEL, None)
-        if isinstance(kernel, _Kernel):
-            setattr(module, KERNEL, kernel.kernel)
+        self.suspend()
         self._stock = self._ours = None
         self._known.clear()
         self.state = "uninstalled"

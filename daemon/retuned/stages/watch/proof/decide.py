@@ -296,6 +296,8 @@ def _sham(pair: PilotPair, known_fit: StepFit) -> PairResult:
 def _judge_short(state: ProofState, *, at_s: float) -> ProofState:
     bound, capitals = state.settings.log_bound, state.capitals
     harm = _guardrail(state, PairKind.SHORT)
+    if harm is None and state.settings.ask == "ceiling":
+        return _judge_ceiling(state, at_s=at_s)
     if harm is None and capitals.slower.log_e >= bound:
         harm = ProofReason.SLOWER
     if harm is not None:
@@ -305,6 +307,18 @@ def _judge_short(state: ProofState, *, at_s: float) -> ProofState:
     if min(capitals.above_margin.log_e, capitals.below_margin.log_e) >= bound:
         none, reason = Verdict.NO_MEASURABLE_EFFECT, ProofReason.WITHIN_MARGIN
         return _end(state, none, reason, at_s=at_s)
+    return state
+
+
+def _judge_ceiling(state: ProofState, *, at_s: float) -> ProofState:
+    """Return the state after a pair where only one question counts: below `min_effect` or not."""
+    settings, pairs = state.settings, state.of(PairKind.SHORT)
+    if state.capitals.below_margin.log_e >= settings.log_bound:
+        none, reason = Verdict.NO_MEASURABLE_EFFECT, ProofReason.WITHIN_MARGIN
+        return _end(state, none, reason, at_s=at_s)
+    above = log_e(values(pairs), scales_of(pairs), m=settings.min_effect, side=SLOWER)
+    if above >= settings.log_bound:
+        return _end(state, Verdict.HARMS, ProofReason.SLOWER, at_s=at_s)
     return state
 
 

@@ -159,6 +159,9 @@ class ProofSettings(Record):
     """Longer step time that stops the proof before it is proven, ratio minus one."""
     harm_pairs: int = Field(default=6, ge=1)
     """Consecutive pairs beyond `max_harm` that stop the proof."""
+    ask: Literal["effect", "ceiling"] = "effect"
+    """`ceiling` asks only whether steps with the arm are longer by less than `min_effect`: then a
+    smaller effect does not end the proof."""
     confidence: Share = 0.99
     """Of each side; 0.99 is a bound of 100 on each E-value."""
     max_duration_s: float = Field(default=_POLICY.max_duration.total_seconds(), gt=0.0)

@@ -1,0 +1,215 @@
+"""Wrappers leave the server's calls for the time of a block, and return whatever happens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.expect import raises_code
+from tests.runtime.intercept.strangers import launch_affine
+
+from retuned.runtime.core.host import RuntimeHost
+from retuned.runtime.core.own_overhead import OwnOverhead
+from retuned.runtime.graphs.torch_graphs import TorchGraphs
+from retuned.runtime.intercept.hook import Interceptor
+from retuned.runtime.schema import Refused
+from retuned.runtime.steps.hook import Steps
+from retuned.runtime.steps.log import LEASE_S, StepLog
+
+pytest_plugins = ("tests.runtime.intercept.conftest",)
+
+
+class Wrapped:
+    """Notes whether it is in the server's calls."""
+
+    def __init__(self) -> None:
+        self.within = True
+
+    def suspend(self) -> None:
+        self.within = False
+
+    def resume(self) -> None:
+        self.within = True
+
+
+class World:
+    """An arm over two wrappers, with a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.steps = Steps()
+        self.steps.log = StepLog(now_s=lambda: self.now_s)
+        self.swapped = ""
+        self.parts = [Wrapped(), Wrapped()]
+        self.made = OwnOverhead(
+            self.steps,
+            wrappers=lambda: self.parts,
+            in_force=lambda: self.swapped,
+            stays=lambda: ["operators"],
+        )
+
+    @property
+    def within(self) -> set[bool]:
+        return {each.within for each in self.parts}
+
+    def arm(self, *, on: bool, label: str = "1-0-off") -> dict[str, Any]:
+        return self.made.answer({"on": on, "arm": label})
+
+
+@pytest.fixture
+def world() -> World:
+    made = World()
+    made.steps.log.start()
+    return made
+
+
+def test_wrappers_leave_and_return_with_the_label_of_their_block(world: World) -> None:
+    out = world.arm(on=False)
+    assert world.within == {False}
+    assert (out["on"], out["arm"], out["stays"]) == (False, "1-0-off", ["operators"])
+    back = world.arm(on=True, label="1-1-on")
+    assert world.within == {True}
+    assert (back["on"], back["arm"], world.steps.log.arm) == (True, "1-1-on", "1-1-on")
+
+
+@pytest.mark.parametrize("request_", [{}, {"on": 1}, {"on": False, "arm": ""}, {"on": None}])
+def test_a_bad_request_changes_nothing(world: World, request_: dict[str, Any]) -> None:
+    with raises_code(Refused, "bad-request"):
+        world.made.answer(request_)
+    assert world.within == {True}
+
+
+def test_wrappers_stay_where_no_steps_are_recorded(world: World) -> None:
+    world.steps.log.stop()
+    with raises_code(Refused, "not-recording"):
+        world.arm(on=False)
+    assert world.within == {True}
+
+
+def test_wrappers_stay_where_a_swap_needs_them(world: World) -> None:
+    world.swapped = "rms_norm"
+    with raises_code(Refused, "swap-in-force"):
+        world.arm(on=False)
+    assert world.within == {True}
+    assert world.arm(on=True, label="1-1-on")["on"] is True  # the way back is never closed
+
+
+def test_wrappers_return_when_the_daemon_is_gone(world: World) -> None:
+    world.arm(on=False)
+    world.now_s = LEASE_S
+    world.made.tend()
+    assert world.within == {False}
+    world.now_s = LEASE_S + 1.0
+    world.made.tend()
+    assert world.within == {True}
+    assert world.steps.log.arm == ""
+
+
+def test_wrappers_return_at_once_before_work_that_needs_them(world: World) -> None:
+    world.arm(on=False)
+    world.made.end()
+    assert world.within == {True}
+    assert world.steps.log.arm == ""  # the rest of the block belongs to no arm
+
+
+def test_a_host_brings_them_back_before_a_swap_and_at_its_end() -> None:
+    host, part = RuntimeHost("kept"), Wrapped()
+    host.overhead = OwnOverhead(host.steps, wrappers=lambda: [part], in_force=str)
+
+    def out() -> None:
+        host.steps.log.start()
+        host.overhead.answer({"on": False, "arm": "a"})
+        assert not part.within
+
+    out()
+    with raises_code(Refused, "order-invalid"):
+        host.answer({"op": "prepare"})
+    assert part.within
+    out()
+    host.reset()
+    assert part.within
+
+
+def test_a_hosts_own_wrappers_can_all_leave() -> None:
+    host = RuntimeHost("kept")
+    host.steps.log.start()
+    assert host.answer({"op": "overhead-arm", "on": False, "arm": "a"})["on"] is False
+    assert host.answer({"op": "overhead-arm", "on": True, "arm": "b"})["on"] is True
+
+
+def test_launches_are_the_servers_own_while_the_hook_is_out(
+    hook: Interceptor, interpreted: bool
+) -> None:
+    launch_affine(40)
+    (before,) = hook.kernels()
+    assert before.total() == 1
+    for _ in range(2):  # again, although it is out
+        hook.suspend()
+    output, expected = launch_affine(40)
+    assert not interpreted or torch.equal(output, expected)
+    assert before.total() == 1
+    for _ in range(2):
+        hook.resume()
+    launch_affine(40)
+    assert (before.total(), hook.kernels()) == (2, [before])
+    hook.suspend()
+    hook.uninstall()
+    hook.resume()
+    launch_affine(40)
+    assert hook.kernels() == []
+
+
+class Watcher:
+    """Follows nothing."""
+
+    unknowns = 0
+
+    def began(self, graph: Any) -> None:
+        pass
+
+    def ended(self, graph: Any, *, ok: bool) -> None:
+        pass
+
+    def gone(self, graph: Any) -> None:
+        pass
+
+    def unknown(self) -> None:
+        self.unknowns += 1
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own-method", "of-the-base"])
+def test_replays_are_the_servers_own_while_they_are_not_counted(own: bool) -> None:
+    class Base:
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(name)
+
+        def capture_begin(self) -> None: ...
+        def capture_end(self) -> None: ...
+        def reset(self) -> None: ...
+        def replay(self) -> str:
+            return "replayed"
+
+    class Graph(Base):
+        pass
+
+    if own:
+        Graph.replay = Base.replay  # type: ignore[method-assign]
+    module = type("Torch", (), {"cuda": type("Cuda", (), {"CUDAGraph": Graph})})
+    stock, watcher = dict(vars(Graph)), Watcher()
+    graphs = TorchGraphs(watcher)
+    assert graphs.watch(module)
+    for _ in range(2):
+        graphs.suspend()
+        assert Graph().replay() == "replayed"
+    assert watcher.unknowns == 0
+    for _ in range(2):
+        graphs.resume()
+    assert Graph().replay() == "replayed"
+    assert watcher.unknowns == 1
+    graphs.suspend()
+    graphs.uninstall()
+    graphs.resume()
+    assert {k: v for k, v in vars(Graph).items() if not k.startswith("__")} == {
+        k: v for k, v in stock.items() if not k.startswith("__")
+    }
