@@ -200,7 +200,7 @@ async def run(show: Show) -> None:
         Path(options.python),
         server,
         folder / f"{show.name}-daemon",
-        policy=HERE / "policy.yaml",
+        policy=HERE / ("policy_live_proof.yaml" if options.live_proof else "policy.yaml"),
         gpus=options.experiments,
     )
     try:
@@ -298,6 +298,8 @@ async def _traffic(show: Show, server: Vllm, daemon: Daemon, toggles: Toggles) -
         await asyncio.sleep(1.0)
     loads = [chat, drifted]
     if approved:
+        if show.options.live_proof:
+            await show.part("live_proof", lambda: _verdicts(show, daemon, approved))
         await asyncio.sleep(5.0)
         if show.case.decode is not None:
             await drifted.stop()
@@ -318,6 +320,20 @@ async def _traffic(show: Show, server: Vllm, daemon: Daemon, toggles: Toggles) -
         "errors": failed[:5],
     }
     await show.part("after_drift", lambda: _report(toggles))
+
+
+async def _verdicts(show: Show, daemon: Daemon, proposals: Collection[str]) -> dict[str, Any]:
+    """Wait for the daemon's live proofs; return their events and what `retuned show` says."""
+    begin_s, found = time.monotonic(), dict[str, Any]()
+    while len(found) < len(proposals) and show.left_s > 100.0:
+        daemon.check()
+        history = await asyncio.to_thread(daemon.json, "history", "--limit", "400")
+        for event in history["events"] if history else ():
+            if event["id"] in proposals and event["what"].startswith("live-proof-"):
+                found[event["id"]] = event
+        await asyncio.sleep(2.0)
+    shown = [await asyncio.to_thread(daemon.json, "show", each) for each in proposals]
+    return {"seconds": round(time.monotonic() - begin_s, 1), "verdicts": found, "shown": shown}
 
 
 async def _by_itself(show: Show, server: Vllm, toggles: Toggles) -> dict[str, Any]:
@@ -579,6 +595,7 @@ def main() -> int:
     parser.add_argument("--until", type=float, default=480.0, help="seconds of each case")
     parser.add_argument("--chat-s", type=float, default=25.0)
     parser.add_argument("--direct", action="store_true", help="search without the daemon")
+    parser.add_argument("--live-proof", action="store_true", help="the policy requires one")
     parser.add_argument("--gpu", default="0", help="GPU of the server")
     parser.add_argument(
         "--experiments", default="", help="GPUs of experiments, such as 0,1; default: the server's"

@@ -1,0 +1,333 @@
+"""Live proofs in a real vLLM of arms whose effect is known: nothing, a slower table, Retuned.
+
+    OUT=/tmp/out python -m benchmarks.gpu.vllm_live.proofs --case attention same slow overhead
+
+The runner, the pilot and the verdicts are the product's; only the orders are this program's. Arms:
+``same`` (a table with the server's own configuration: no effect), ``slow`` and ``fast`` (tables
+with a configuration of a known time, for `attention`), ``overhead`` (Retuned's wrappers leave and
+return). Each is proven in turn under one load, and the server's rate is measured beside it with
+the arm off and on, from the client. Results are written after each proof.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import random
+import statistics
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from benchmarks.gpu.vllm_live.__main__ import CASES, Case
+from benchmarks.gpu.vllm_live.load import Load, interval
+from benchmarks.gpu.vllm_live.server import Vllm
+from benchmarks.gpu.vllm_live.toggles import Toggles
+
+from retuned.clock import SystemClock
+from retuned.node.live_proof import ProofNeed, ProofRunner
+from retuned.ports import SlotState, Swapper
+from retuned.report.live_proof import sentence_of
+from retuned.runtime.tunables.records import canonical
+from retuned.runtime_client.live_steps import ServerSteps
+from retuned.stages.gate import LiveProof, LiveProofMode
+from retuned.stages.swap import SwapKind, SwapOrder
+from retuned.stages.watch import proof
+from retuned.tunables.tune import ClassResult, rules_of
+
+HERE = Path(__file__).resolve().parent
+OVERHEAD = "overhead"
+CONFIGS: Mapping[str, Mapping[str, int]] = {
+    "same": {"BLOCK_M": 16, "TILE_SIZE": 32, "num_warps": 4, "num_stages": 3},
+    "slow": {"BLOCK_M": 32, "TILE_SIZE": 16, "num_warps": 4, "num_stages": 3},
+    "fast": {"BLOCK_M": 128, "TILE_SIZE": 64, "num_warps": 8, "num_stages": 2},
+}
+"""Of vLLM 0.26's prefill attention; `same` is what its launcher passes where nothing is set."""
+CASES_HERE = CASES | {
+    "eager": Case(
+        model="dense",
+        options=(
+            *("--attention-backend", "TRITON_ATTN", "--enforce-eager", "--max-model-len", "4096"),
+            *("--max-num-seqs", "64", "--gpu-memory-utilization", "0.5"),
+        ),
+        chat=((128, 256, 384, 512), 64, 16),
+        drifted=((128, 256, 384, 512), 64, 16),
+        per_block=16,
+    ),
+}
+_ARTIFACT = "sha256:" + "0" * 64
+
+
+class Arms:
+    """Switches one tunable's table, or Retuned's wrappers, as a `Swapper` does."""
+
+    def __init__(self, toggles: Toggles, definition: str) -> None:
+        self._toggles, self._definition = toggles, definition
+        self._off = False
+        self.held_us: list[float] = []
+
+    def slots(self) -> Sequence[SlotState]:
+        """Return the one slot, with the arm that was set last."""
+        return [
+            SlotState(
+                definition=self._definition,
+                active=_ARTIFACT,
+                epoch=1,
+                launches={},
+                bypassed=self._off,
+            )
+        ]
+
+    def bypass(self, definition: str, *, on: bool, arm: str | None = None) -> None:
+        """Take the arm out, or put it back, and label the steps after it."""
+        label = {} if arm is None else {"arm": arm}
+        if definition == OVERHEAD:
+            request = {"op": "overhead-arm", "on": not on}
+        else:
+            request = {"op": "tunable-bypass", "definition": definition, "on": on, "term": 2**51}
+        said = self._toggles.ask(request | label)
+        self._off = on
+        self.held_us.append(float(said.get("pause_us") or 0.0))
+
+
+class Kept:
+    """States of one proof in memory."""
+
+    def __init__(self, settings: proof.ProofSettings) -> None:
+        self._settings = settings
+        self.state: proof.ProofState | None = None
+
+    def known(self) -> proof.ProofState:
+        """Return a fresh state with the settings of this arm."""
+        return proof.begin(self._settings, at_s=time.time())
+
+    def begin(self, state: proof.ProofState) -> None:
+        """Keep the first state."""
+        self.state = state
+
+    def keep(self, state: proof.ProofState) -> None:
+        """Keep a later state."""
+        self.state = state
+
+    def finish(self, state: proof.ProofState) -> None:
+        """Keep the last state."""
+        self.state = state
+
+    def need(self) -> ProofNeed:
+        """Return that the proof is wanted."""
+        return ProofNeed.CONTINUE
+
+
+async def prove(
+    toggles: Toggles, sockets: Path, name: str, *, definition: str, deadline_s: float
+) -> dict[str, Any]:
+    """Prove one arm until there is a verdict or the time is over."""
+    rule = LiveProof(mode=LiveProofMode.OBSERVE)  # the arm stays on, whatever is shown
+    settings = proof.ProofSettings(max_duration_s=600.0, long_blocks=0)
+    if name == OVERHEAD:
+        settings = settings.model_copy(update={"ask": "ceiling", "min_effect": math.log(1.01)})
+    order = SwapOrder.model_construct(
+        id=name,
+        kind=SwapKind.SWAP,
+        proposal=name,
+        target="chat",
+        definition=definition,
+        artifact=_ARTIFACT,
+        epoch=1,
+    )
+    arms, kept, stop = Arms(toggles, definition), Kept(settings), threading.Event()
+    runner = ProofRunner(
+        order,
+        rule,
+        record=kept,
+        swapper=cast(Swapper, arms),  # two methods of it are used
+        live=ServerSteps(sockets),
+        clock=SystemClock(),
+    )
+    begin_s = time.monotonic()
+    work = asyncio.create_task(asyncio.to_thread(runner.run, stop))
+    while not work.done():
+        if time.monotonic() > deadline_s:
+            stop.set()
+        await asyncio.sleep(0.2)
+    await work
+    state = kept.state
+    assert state is not None, "it has begun"
+    shams = [each.d for each in state.of(proof.PairKind.SHAM) if each.d is not None]
+    pairs = state.of(proof.PairKind.SHORT)
+    found: dict[str, Any] = {
+        "arm": name,
+        "seconds": round(time.monotonic() - begin_s, 1),
+        "switches": len(arms.held_us),
+        "held_us_median": statistics.median(arms.held_us) if arms.held_us else None,
+        "held_us_max": max(arms.held_us, default=None),
+        "sham_d": [round(d, 6) for d in shams],
+        "d": [round(each.d or 0.0, 6) for each in pairs],
+        "scales": [round(each.scale or 0.0, 6) for each in pairs],
+        "steps": sum(each.on.steps + each.off.steps for each in pairs),
+        "busy_share": _busy_share(pairs),
+    }
+    if state.report is not None:
+        facts = state.report.facts()
+        found |= {key: facts[key] for key in ("verdict", "reason", "effect", "low", "high")}
+        found |= {"pairs": facts["pairs"], "account": facts["account"]}
+        found |= {"evidence": facts["evidence"], "sentence": sentence_of(state.report)}
+    return found
+
+
+def _busy_share(pairs: Sequence[proof.PairResult]) -> float | None:
+    sums = [arm for each in pairs for arm in (each.on, each.off)]
+    if not sums or any(each.busy_s is None for each in sums):
+        return None
+    busy_s = sum(each.busy_s or 0.0 for each in sums)
+    return round(busy_s / sum(each.seconds for each in sums), 4)
+
+
+async def rates(load: Load, switch: Callable[[bool], object], *, pairs: int) -> dict[str, Any]:
+    """Measure tokens/s from the client in pairs of blocks of 4 s, off and on in random order."""
+    chance, rows = random.Random(7), []
+    for _ in range(pairs):
+        arms = [False, True]
+        chance.shuffle(arms)
+        row = {}
+        for on in arms:
+            await asyncio.to_thread(switch, on)
+            await asyncio.sleep(0.5)
+            begin_s = time.monotonic()
+            await asyncio.sleep(4.0)
+            row["on" if on else "off"] = _rate(load, begin_s, time.monotonic())
+        rows.append(row)
+    return {
+        "rows": rows,
+        "speed": interval([math.log(row["on"] / row["off"]) for row in rows]),
+    }
+
+
+def _rate(load: Load, begin_s: float, end_s: float) -> float:
+    """Return tokens per second, each request's spread over the time it was under way."""
+    total = 0.0
+    for each in load.done:
+        within = min(each.ended_s, end_s) - max(each.sent_s, begin_s)
+        if within > 0.0:
+            total += (each.prompt_tokens + each.tokens) * within / (each.ended_s - each.sent_s)
+    return total / (end_s - begin_s)
+
+
+def table_of(report: Mapping[str, Any], config: Mapping[str, int]) -> str:
+    """Return a table with one configuration for all prefill classes that were launched."""
+    results = [
+        ClassResult(axes=each["axes"], in_force_us=1.0, best=dict(config))
+        for each in report["asked"]
+        if each["axes"].get("decode") == 0 and each["launches"] and each["axes"]["rows"] >= 4096
+    ]
+    return canonical(
+        {
+            "format": "table",
+            "tunable": report["id"],
+            "family": report["family"],
+            "source": report["source"],
+            "rules": rules_of(results),
+            "captures": [],
+            "before": None,
+        }
+    )
+
+
+async def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Start the server, and prove all arms."""
+    case, begin_s = CASES_HERE[options.case], time.monotonic()
+    out = Path(os.environ.get("OUT", ".")) / f"proofs-{options.case}-{options.gpu}.json"
+    results: dict[str, Any] = {"case": options.case, "proofs": [], "errors": []}
+    folder = Path(options.work)
+    models = str(folder / "models")
+    module = "benchmarks.gpu.vllm_live.models"
+    command = [options.python, "-m", module, models, case.model]
+    process = await asyncio.create_subprocess_exec(*command, cwd=HERE.parents[2])
+    assert await process.wait() == 0, "the model was not made"
+    server = Vllm(
+        Path(options.vllm),
+        folder / "models" / case.model,
+        folder / "proofs",
+        options=case.options,
+        gpu=options.gpu,
+    )
+    try:
+        results["healthy_s"] = server.start()
+        toggles = Toggles(server.sockets)
+        lengths, output, concurrency = case.drifted
+        load = await Load(server.url, concurrency, lengths, output, seed="proofs").start()
+        await load.until(6 * concurrency)
+        deadline_s = begin_s + options.until
+        for name in options.arms:
+            if time.monotonic() > deadline_s - 100.0:
+                break
+            try:
+                results["proofs"].append(
+                    await _one(name, load, toggles, server.sockets, deadline_s=deadline_s)
+                )
+            except Exception:
+                results["errors"].append(traceback.format_exc()[-3000:])
+            shown = results["proofs"][-1:] or results["errors"][-1:]
+            print(json.dumps(shown, default=str)[:2500], flush=True)
+            out.write_text(json.dumps(results, indent=1, default=str))
+        await load.stop()
+        results["requests"] = {"done": len(load.done), "failed": load.failed[:5]}
+        results["steps"] = (await asyncio.to_thread(toggles.report))["steps"] | {"recent": None}
+    except Exception:
+        results["errors"].append(traceback.format_exc()[-3000:])
+    finally:
+        results["server_log"] = server.notable()[-20:]
+        server.stop()
+        results["seconds"] = round(time.monotonic() - begin_s, 1)
+        out.write_text(json.dumps(results, indent=1, default=str))
+    return results
+
+
+async def _one(
+    name: str, load: Load, toggles: Toggles, sockets: Path, *, deadline_s: float
+) -> dict[str, Any]:
+    definition, table = OVERHEAD, ""
+    if name != OVERHEAD:
+        reports = (await asyncio.to_thread(toggles.report))["tunables"]
+        report = next(each for each in reports if each["family"] == "attention")
+        table, definition = table_of(report, CONFIGS[name]), report["id"]
+        await asyncio.to_thread(toggles.on, table)
+        await asyncio.sleep(1.0)
+    found = await prove(toggles, sockets, name, definition=definition, deadline_s=deadline_s)
+    arms = Arms(toggles, definition)
+    if name in CONFIGS:
+        found["table"] = json.loads(table)["rules"]
+        if name != "same" and time.monotonic() < deadline_s - 60.0:
+            switch = lambda on: arms.bypass(definition, on=not on)  # noqa: E731
+            found["client"] = await rates(load, switch, pairs=5)
+        report = (await asyncio.to_thread(toggles.report))["tunables"]
+        held = next(each["table"] for each in report if each["id"] == definition)
+        found["matched"] = held and held["matched"]
+        await asyncio.to_thread(toggles.off, definition)
+    return found
+
+
+def main() -> int:
+    """Prove the arms named."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("arms", nargs="+", choices=[*CONFIGS, OVERHEAD])
+    parser.add_argument("--case", choices=sorted(CASES_HERE), default="attention")
+    parser.add_argument("--vllm", required=True)
+    parser.add_argument("--python", required=True)
+    parser.add_argument("--work", default="/tmp/vllm_proofs")
+    parser.add_argument("--until", type=float, default=480.0, help="seconds")
+    parser.add_argument("--gpu", default="0")
+    results = asyncio.run(run(parser.parse_args()))
+    return int(bool(results["errors"]))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
