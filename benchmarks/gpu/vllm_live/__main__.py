@@ -328,7 +328,7 @@ async def _verdicts(show: Show, daemon: Daemon, proposals: Collection[str]) -> d
     while len(found) < len(proposals) and show.left_s > 100.0:
         daemon.check()
         history = await asyncio.to_thread(daemon.json, "history", "--limit", "400")
-        for event in history["events"] if history else ():
+        for event in history["history"] if history else ():
             if event["id"] in proposals and event["what"].startswith("live-proof-"):
                 found[event["id"]] = event
         await asyncio.sleep(2.0)

@@ -300,7 +300,7 @@ def make(folder: Path, kind: str) -> None:
             if expert not in shared:
                 drawn = torch.randn(shape, generator=generator, device=device)
                 shared[expert] = drawn.to(torch.float8_e4m3fn).cpu()
-            tensors[name] = shared[expert]
+            tensors[name] = shared[expert].clone()  # a file has no tensor twice
             blocks = tuple(math.ceil(length / _BLOCK) for length in shape)
             scale = torch.full(blocks, shape[-1] ** -0.5, dtype=torch.float32)
             tensors[name + "_scale_inv"] = scale

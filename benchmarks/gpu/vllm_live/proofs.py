@@ -219,12 +219,12 @@ def _rate(load: Load, begin_s: float, end_s: float) -> float:
     return total / (end_s - begin_s)
 
 
-def table_of(report: Mapping[str, Any], config: Mapping[str, int]) -> str:
-    """Return a table with one configuration for all prefill classes that were launched."""
+def table_of(report: Mapping[str, Any], config: Mapping[str, int], *, least_rows: int) -> str:
+    """Return a table with one configuration for the prefill classes that were launched."""
     results = [
         ClassResult(axes=each["axes"], in_force_us=1.0, best=dict(config))
         for each in report["asked"]
-        if each["axes"].get("decode") == 0 and each["launches"] and each["axes"]["rows"] >= 4096
+        if not each["axes"]["decode"] and each["launches"] and each["axes"]["rows"] >= least_rows
     ]
     return canonical(
         {
@@ -296,7 +296,9 @@ async def _one(
     if name != OVERHEAD:
         reports = (await asyncio.to_thread(toggles.report))["tunables"]
         report = next(each for each in reports if each["family"] == "attention")
-        table, definition = table_of(report, CONFIGS[name]), report["id"]
+        least_rows = 1 if name == "same" else 4096
+        table = table_of(report, CONFIGS[name], least_rows=least_rows)
+        definition = report["id"]
         await asyncio.to_thread(toggles.on, table)
         await asyncio.sleep(1.0)
     found = await prove(toggles, sockets, name, definition=definition, deadline_s=deadline_s)

@@ -68,9 +68,25 @@ def test_no_sequence_is_left_out(steps: Steps, worker: Any, count: int) -> None:
 def test_a_step_after_idling_has_no_period(steps: Steps, worker: Any) -> None:
     server = worker()
     steps.log.start()
-    for output in (scheduled(ONE, new=["a"]), scheduled(ONE), scheduled({"b": 9}, new=["b"])):
+    for output in (scheduled(ONE, new=["a"]), scheduled(ONE)):
         step(server, output)
+    time.sleep(0.025)  # no request is there
+    step(server, scheduled({"b": 9}, new=["b"]))
     assert [each["period_us"] is None for each in taken(steps.log)] == [True, False, True]
+
+
+def test_requests_of_one_step_each_have_periods_while_others_wait(
+    steps: Steps, worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr("retuned.runtime.steps.hook.time.monotonic", lambda: now_s)
+    server = worker()
+    steps.log.start()
+    for gap_s in (0.5, 0.0009, 0.0005, 0.0012, 0.0009, 0.2, 0.0016):
+        now_s += gap_s
+        step(server, scheduled({"a": 900}, new=["a"]))
+    idle = [each["period_us"] is None for each in taken(steps.log)]
+    assert idle == [True, False, False, False, False, True, True]
 
 
 def test_a_step_without_tokens_is_none(steps: Steps, worker: Any) -> None:

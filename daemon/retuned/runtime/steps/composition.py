@@ -6,10 +6,15 @@ of the runner itself is one step older when a step begins.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, NamedTuple
 
 MAX_DESCRIBED = 256
 """Sequences of a described step."""
+_LEAST_GAP_S, _MOST_GAP_S = 0.001, 0.020
+"""Gaps below are work, gaps above are idle time."""
+_GAPS = 64
+_TIMES_SHORTEST = 3.0
 
 
 class Composition(NamedTuple):
@@ -22,11 +27,13 @@ class Composition(NamedTuple):
     context: int
     """Tokens of all scheduled sequences that were computed before."""
     after_idle: bool = False
-    """Whether no sequence was running before this step."""
+    """Whether the server had waited for work before this step."""
 
 
 def composition(output: Any) -> Composition:  # noqa: ANN401 - a SchedulerOutput
     """Return the composition of a step of vLLM.
+
+    ``after_idle`` says that no sequence of the step before runs on: the server may have waited.
 
     Raises
     ------
@@ -40,6 +47,31 @@ def composition(output: Any) -> Composition:  # noqa: ANN401 - a SchedulerOutput
     for new in output.scheduled_new_reqs:
         context += new.num_computed_tokens
     return Composition(tokens - decode, decode, context, not cached.req_ids)
+
+
+class Gaps:
+    """Tells waiting from a backlog where no sequence runs on from one step to the next.
+
+    Requests of one token each end with their step, also while others wait. A server that takes the
+    next one at once needs the same short time between its steps again and again. A longer gap is
+    one in which it waited.
+    """
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=_GAPS)
+
+    def waited(self, gap_s: float) -> bool:
+        """Note a gap between two steps; return whether the server waited in it.
+
+        Examples
+        --------
+        >>> gaps = Gaps()
+        >>> [gaps.waited(gap_s) for gap_s in (0.002, 0.002, 0.003, 0.080, 0.002)]
+        [True, False, False, True, False]
+        """
+        shortest = min(self._recent, default=0.0)
+        self._recent.append(gap_s)
+        return gap_s > min(max(_LEAST_GAP_S, _TIMES_SHORTEST * shortest), _MOST_GAP_S)
 
 
 def described(output: Any) -> dict[str, Any]:  # noqa: ANN401
