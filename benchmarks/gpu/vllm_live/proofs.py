@@ -50,6 +50,17 @@ CONFIGS: Mapping[str, Mapping[str, int]] = {
 }
 """Of vLLM 0.26's prefill attention; `same` is what its launcher passes where nothing is set."""
 CASES_HERE = CASES | {
+    "prefill": Case(
+        model="dense",
+        options=(
+            *("--attention-backend", "TRITON_ATTN", "--max-model-len", "4096"),
+            *("--max-num-batched-tokens", "2048", "--max-num-seqs", "64"),
+            *("--gpu-memory-utilization", "0.5"),
+        ),
+        chat=((128, 256, 384, 512), 64, 16),
+        drifted=((2048,), 1, 8),
+        per_block=16,
+    ),
     "eager": Case(
         model="dense",
         options=(
@@ -296,7 +307,7 @@ async def _one(
     if name != OVERHEAD:
         reports = (await asyncio.to_thread(toggles.report))["tunables"]
         report = next(each for each in reports if each["family"] == "attention")
-        least_rows = 1 if name == "same" else 4096
+        least_rows = 1 if name == "same" else 1024
         table = table_of(report, CONFIGS[name], least_rows=least_rows)
         definition = report["id"]
         await asyncio.to_thread(toggles.on, table)

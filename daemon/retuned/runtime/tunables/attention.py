@@ -25,6 +25,7 @@ from retuned.runtime.tunables.state import (
     Tunable,
     capturing,
     compile_only,
+    replace_among,
     replace_everywhere,
     spec_of,
     timed,
@@ -77,6 +78,8 @@ class AttentionHook:
         self._now = threading.local()
         self._stock: Launch | None = None
         self._ours: Launch | None = None
+        self._holders: list[Any] = []
+        """Modules that hold the function."""
         self._kernels: dict[str, Any] = {}
         self._known: dict[tuple[Any, ...], tuple[Tunable, _Form] | None] = {}
         self.state = "vllm-missing"
@@ -105,6 +108,7 @@ class AttentionHook:
             return self.state
         self._stock, self._kernels = stock, kernels
         self._ours = self._wrapper(stock)
+        self._hold()
         self.resume()
         self.state = "on"
         return self.state
@@ -116,13 +120,13 @@ class AttentionHook:
         module = sys.modules.get(MODULE)
         for name, rewrite in ((KERNEL, self._rewrite), (REDUCE, self._rewrite_reduce)):
             setattr(module, name, _StandIn(self._kernels[name], rewrite))
-        self._hold()
+        replace_among(self._holders, FUNCTION, self._stock, self._ours)
 
     def suspend(self) -> None:
         """Restore the function and the kernels for a while."""
         if self._stock is None:
             return
-        replace_everywhere(FUNCTION, self._ours, self._stock)
+        replace_among(self._holders, FUNCTION, self._ours, self._stock)
         module = sys.modules.get(MODULE)
         for name, kernel in self._kernels.items():
             if isinstance(getattr(module, name, None), _StandIn):
@@ -131,7 +135,7 @@ class AttentionHook:
     def _hold(self) -> None:
         """Replace the function in modules that have imported its name."""
         if self._stock is not None:
-            replace_everywhere(FUNCTION, self._stock, self._ours)
+            self._holders = replace_everywhere(FUNCTION, self._stock, self._ours)
 
     def in_place(self) -> bool:
         """Whether launches still pass through the stand-ins."""
@@ -144,8 +148,10 @@ class AttentionHook:
         """Restore the function and the kernels."""
         if self._stock is None:
             return
+        self._hold()  # also modules that have taken the wrapper since
         self.suspend()
         self._stock = self._ours = None
+        self._holders.clear()
         self._known.clear()
         self.state = "uninstalled"
 

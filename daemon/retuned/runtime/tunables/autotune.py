@@ -27,6 +27,7 @@ from retuned.runtime.tunables.state import (
     SizeClass,
     Tunable,
     capturing,
+    replace_among,
     replace_everywhere,
     spec_of,
     timed,
@@ -89,6 +90,8 @@ class AutotunerHook:
         self._stock: Run | None = None
         self._ours: Run | None = None
         self._past: Run | None = None
+        self._holders: list[Any] = []
+        """Modules that hold the function past it."""
         self.state = "triton-missing"
 
     def install(self) -> str:
@@ -108,6 +111,7 @@ class AutotunerHook:
             self.state = "autotuner-unknown"
             return self.state
         self._stock, self._ours = stock, self._wrapper(stock)
+        self._follow_second()
         self.resume()
         self.state = "on"
         return self.state
@@ -117,12 +121,11 @@ class AutotunerHook:
         cls = getattr(sys.modules.get(MODULE), "Autotuner", None)
         if cls is not None and self._stock is not None and cls.__dict__.get("run") is self._stock:
             cls.run = self._ours
-        self._follow_second()
+        replace_among(self._holders, _PAST, self._past, _through_the_autotuner)
 
     def suspend(self) -> None:
         """Restore the method for a while, unless other code has wrapped it since."""
-        if self._past is not None:
-            replace_everywhere(_PAST, _through_the_autotuner, self._past)
+        replace_among(self._holders, _PAST, _through_the_autotuner, self._past)
         cls = getattr(sys.modules.get(MODULE), "Autotuner", None)
         if cls is not None and self._ours is not None and cls.__dict__.get("run") is self._ours:
             cls.run = self._stock
@@ -133,7 +136,7 @@ class AutotunerHook:
         if past is not None and self._past is None:
             self._past = past
         if self._past is not None:
-            replace_everywhere(_PAST, self._past, _through_the_autotuner)
+            self._holders = replace_everywhere(_PAST, self._past, _through_the_autotuner)
 
     def in_place(self) -> bool:
         """Whether launches still pass through the hook."""
@@ -142,8 +145,10 @@ class AutotunerHook:
 
     def uninstall(self) -> None:
         """Restore the method, unless other code has wrapped it since."""
+        self._follow_second()  # also modules that have taken ours since
         self.suspend()
         self._stock = self._ours = self._past = None
+        self._holders.clear()
         self.state = "uninstalled"
 
     def _wrapper(self, stock: Run) -> Run:

@@ -25,6 +25,7 @@ from retuned.runtime.tunables.state import (
     Tunable,
     capturing,
     compile_only,
+    replace_among,
     replace_everywhere,
 )
 
@@ -67,6 +68,8 @@ class MoeHook:
         self._registry = registry
         self._stock: Callable[..., dict[str, Any]] | None = None
         self._ours: Callable[..., dict[str, Any]] | None = None
+        self._holders: list[Any] = []
+        """Modules that hold the function."""
         self._known: dict[tuple[Any, ...], Tunable | None] = {}
         self._timer = _Timer()
         self._launches = _Launches()
@@ -77,22 +80,27 @@ class MoeHook:
         module = sys.modules.get(MODULE)
         stock = getattr(module, FUNCTION, None)
         if module is None or stock is None or self._stock is not None:
-            if self._stock is not None:
-                replace_everywhere(FUNCTION, self._stock, self._ours)
+            self._hold()
             return self.state
         if tuple(inspect.signature(stock).parameters) != _PARAMETERS:
             self.state = "moe-unknown"
             return self.state
         self._stock, self._ours = stock, self._wrapper(stock)
+        self._hold()
         self.resume()
         self.state = "on"
         return self.state
+
+    def _hold(self) -> None:
+        """Replace the look-up in modules that have imported its name."""
+        if self._stock is not None:
+            self._holders = replace_everywhere(FUNCTION, self._stock, self._ours)
 
     def resume(self) -> None:
         """Put the wrapper before the look-up again; see `core.own_overhead.Wrapper`."""
         if self._stock is None:
             return
-        replace_everywhere(FUNCTION, self._stock, self._ours)
+        replace_among(self._holders, FUNCTION, self._stock, self._ours)
         module = sys.modules.get(MODULE)
         kernel = getattr(module, KERNEL, None)
         if kernel is not None and not isinstance(kernel, _Kernel):
@@ -102,7 +110,7 @@ class MoeHook:
         """Restore the look-up and the kernel for a while."""
         if self._stock is None:
             return
-        replace_everywhere(FUNCTION, self._ours, self._stock)
+        replace_among(self._holders, FUNCTION, self._ours, self._stock)
         module = sys.modules.get(MODULE)
         kernel = getattr(module, KERNEL, None)
         if isinstance(kernel, _Kernel):
@@ -117,8 +125,10 @@ class MoeHook:
         """Restore the look-up and the kernel."""
         if self._stock is None:
             return
+        self._hold()  # also modules that have taken the wrapper since
         self.suspend()
         self._stock = self._ours = None
+        self._holders.clear()
         self._known.clear()
         self.state = "uninstalled"
 

@@ -472,11 +472,21 @@ def lacks_values(recipe: Mapping[str, Any]) -> bool:
     return False
 
 
-def replace_everywhere(name: str, old: Any, new: Any) -> None:  # noqa: ANN401 - functions
-    """Replace a function in every loaded module that holds it under its name."""
-    for module in list(sys.modules.values()):
-        if getattr(module, "__dict__", {}).get(name) is old:
+def replace_everywhere(name: str, old: Any, new: Any) -> list[Any]:  # noqa: ANN401 - functions
+    """Replace a function in every loaded module that holds it under its name.
+
+    Returns all modules that hold the new one then, for `replace_among`.
+    """
+    return replace_among(list(sys.modules.values()), name, old, new)
+
+
+def replace_among(modules: Sequence[Any], name: str, old: Any, new: Any) -> list[Any]:  # noqa: ANN401
+    """Replace a function in some modules; see `replace_everywhere`."""
+    found = [(each, getattr(each, "__dict__", {}).get(name)) for each in modules]
+    for module, held in found:
+        if held is old:
             setattr(module, name, new)
+    return [module for module, held in found if held is old or held is new]
 
 
 def compile_only(kernel: Any, kwargs: Mapping[str, Any]) -> None:  # noqa: ANN401 - a JITFunction
