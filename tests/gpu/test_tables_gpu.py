@@ -31,6 +31,7 @@ RULE = {"every": 1, "samples": 2, "max_bytes": 1 << 24, "sample_bytes": 1 << 22}
 def device() -> None:
     if not torch.cuda.is_available():
         pytest.skip("PyTorch sees no GPU")
+    torch.cuda.init()  # a server that launches kernels has done so
 
 
 @pytest.fixture
