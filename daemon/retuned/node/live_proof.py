@@ -130,25 +130,6 @@ def report_in(record: Stored | None) -> proof.ProofReport | None:
     return proof.ProofReport.model_validate(record.body["report"])
 
 
-def settings_of(rule: LiveProof) -> proof.ProofSettings:
-    """Return the settings of a proof under a policy's rule."""
-    return proof.ProofSettings(
-        mode=rule.mode.value,
-        min_effect=rule.min_effect,
-        max_harm=rule.max_harm,
-        max_duration_s=rule.max_duration.total_seconds(),
-        long_blocks=rule.long_blocks,
-        on_no_effect=rule.on_no_effect.value,
-        on_too_little_traffic=rule.on_too_little_traffic.value,
-        retries=0,
-    )
-
-
-def keeps(report: proof.ProofReport, rule: LiveProof) -> bool:
-    """Return whether a swap stays in force after this report."""
-    return proof.consequence(report, settings_of(rule)) is proof.Consequence.KEEP
-
-
 class _Interrupted(Exception):
     """The order is no longer in force, or the server is another one."""
 
@@ -275,7 +256,7 @@ class ProofRunner:
         """Return the state of this order; a pair that a daemon left is abandoned."""
         state = self._record.known()
         if state is None:
-            state = proof.begin(settings_of(self._rule), at_s=self._at_s())
+            state = proof.begin(proof.settings_of(self._rule), at_s=self._at_s())
             self._record.begin(state)
             return state
         if state.plan is not None:
@@ -294,7 +275,7 @@ class ProofRunner:
         """Leave the slot as the verdict, or the lack of one, asks for."""
         ended = state.report if state.done else None
         on = self._rule.mode is LiveProofMode.OBSERVE
-        on = on or (ended is not None and keeps(ended, self._rule))
+        on = on or (ended is not None and proof.keeps(ended, self._rule))
         try:
             self._live.end()
             self._slot()
