@@ -24,7 +24,8 @@ from retuned.stages.watch import proof
 log = logging.getLogger(__name__)
 
 LIVE_PROOF = "live-proof"
-"""Proof of one proposal's swap, by the proposal's id: proving -> a verdict."""
+"""Proof of a swap: proving -> a verdict. By the proposal's id on one machine, by the order's id in
+a pod, where a proposal may have several orders."""
 PROVING = "proving"
 """Phase of a record without a verdict."""
 _NO_SAFE_POINT = "no-safe-point"
@@ -79,17 +80,19 @@ class StoredProof:
     Parameters
     ----------
     store
-        Where the record is kept, under `LIVE_PROOF` and the proposal's id.
+        Where the record is kept, under `LIVE_PROOF`.
     order
-        The order that is proven; the state of another order of the proposal is not continued.
+        The order that is proven; the state of another order is not continued.
+    id
+        Id of the record.
     """
 
-    def __init__(self, store: Store, order: SwapOrder) -> None:
-        self._store, self._order = store, order
+    def __init__(self, store: Store, order: SwapOrder, *, id: str) -> None:
+        self._store, self._order, self._id = store, order, id
 
     def known(self) -> proof.ProofState | None:
         """See `ProofRecord.known`; None if the state cannot be read."""
-        record = self._store.get(LIVE_PROOF, self._order.proposal)
+        record = self._store.get(LIVE_PROOF, self._id)
         if record is None or record.body["order"] != self._order.id:
             return None
         try:
@@ -100,7 +103,7 @@ class StoredProof:
 
     def begin(self, state: proof.ProofState) -> None:
         """See `ProofRecord.begin`."""
-        if not self._store.add(LIVE_PROOF, self._order.proposal, self.body(state), phase=PROVING):
+        if not self._store.add(LIVE_PROOF, self._id, self.body(state), phase=PROVING):
             self.keep(state)
 
     def keep(self, state: proof.ProofState) -> None:
@@ -109,9 +112,7 @@ class StoredProof:
 
     def advance(self, body: dict[str, Any], *, to: str) -> bool:
         """Write a record without a verdict; False if it has one."""
-        return self._store.advance(
-            LIVE_PROOF, self._order.proposal, expect=PROVING, to=to, body=body
-        )
+        return self._store.advance(LIVE_PROOF, self._id, expect=PROVING, to=to, body=body)
 
     def body(self, state: proof.ProofState) -> dict[str, Any]:
         """Return the record of a state."""

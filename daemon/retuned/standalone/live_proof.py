@@ -174,7 +174,7 @@ class _Record(StoredProof):
     """The proof of one order on one machine."""
 
     def __init__(self, ctx: Context, order: SwapOrder) -> None:
-        super().__init__(ctx.store, order)
+        super().__init__(ctx.store, order, id=order.proposal)
         self._ctx = ctx
 
     def need(self) -> ProofNeed:
