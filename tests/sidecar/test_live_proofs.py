@@ -20,7 +20,7 @@ from retuned.runtime_client.fake import FakeSwapper
 from retuned.sidecar import live_proofs
 from retuned.sidecar.main import Sidecar
 from retuned.stages.gate import LiveProof
-from retuned.stages.watch.proof import replay, settings_of
+from retuned.stages.watch.proof import VoidReason, replay, settings_of
 
 ORDER = swap()
 
@@ -160,7 +160,7 @@ def test_a_sidecar_that_is_killed_continues_with_its_pairs(world: Pod) -> None:
     ended = world.proof()
     assert ended.claim is not None
     assert ended.claim.verdict == "helps"
-    assert [each.void for each in ended.claim.pairs].count("abandoned") == 1
+    assert [each.void for each in ended.claim.pairs].count(VoidReason.ABANDONED) == 1
     assert replay(ended.claim, settings_of(asked().rule)).verdict == "helps"
 
 

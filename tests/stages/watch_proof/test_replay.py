@@ -109,7 +109,7 @@ def test_a_node_that_lies_about_its_verdict_is_contradicted() -> None:
     said = contradiction(harmed, verdict=Verdict.HELPS, reason=ProofReason.FASTER)
     assert said == "its pairs lead to harms (slower), not to helps (faster)"
     unsure = harmed.pairs[:-1]
-    harm = {"verdict": Verdict.HARMS, "reason": ProofReason.SLOWER}
+    harm: dict[str, Any] = {"verdict": Verdict.HARMS, "reason": ProofReason.SLOWER}
     assert "too-little-traffic" in contradiction(harmed, pairs=unsure, **harm)
     more = (*harmed.pairs, harmed.pairs[-1].model_copy(update={"number": 10_000}))
     assert "after a verdict" in contradiction(harmed, pairs=more)
