@@ -288,3 +288,37 @@ def test_a_long_rule_is_shortened_to_what_a_report_holds() -> None:
     name = fleet.begun()
     fleet.until(name, P.PROVING)
     assert fleet.proofs(name)[0].rule.max_duration == timedelta(hours=2)
+
+
+def test_a_pod_does_not_change_the_status_with_each_report() -> None:
+    fleet = Fleet()
+    name = fleet.begun()
+    fleet.until(name, P.PROVING)
+    resource = fleet.proposals[name]
+    (entry,) = resource.status.live_proofs
+    pods = fleet.facts(name).pods
+
+    def reported(phase: str, before: LiveProofStatus) -> LiveProofStatus:
+        said = ProofFact(epoch=entry.epoch, phase=phase)
+        facts = [replace(pod, proof=said) for pod in pods]
+        status = resource.status.model_copy(update={"live_proofs": (before,)})
+        asked = resource.model_copy(update={"status": status})
+        (found,) = observed(asked, facts, rule=fleet.live_rule, now=fleet.now)
+        return found
+
+    long = reported("long", entry)
+    assert long.phase == "long"
+    for phase in ("pilot", "short", "done", "", "long"):
+        assert reported(phase, long) == long
+
+
+def test_a_sentence_with_a_pods_own_numbers_fits_into_a_status() -> None:
+    fleet = Fleet()
+    name = fleet.begun()
+    fleet.until(name, P.PROVING)
+    resource, pods = fleet.proposals[name], fleet.facts(name).pods
+    report = ProofReport(verdict=Verdict.NOT_CONCLUDED, reason=ProofReason.CONTRADICTED)
+    said = ProofFact(epoch=resource.status.live_proofs[0].epoch, report=report, sentence="9" * 5000)
+    facts = [replace(pod, proof=said) for pod in pods]
+    (entry,) = observed(resource, facts, rule=fleet.live_rule, now=fleet.now)
+    assert LiveProofStatus.model_validate(entry.model_dump()) == entry

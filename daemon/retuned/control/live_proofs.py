@@ -36,6 +36,10 @@ _LATE = timedelta(minutes=5)
 """A verdict that is so much later than the longest duration does not come."""
 _LONGEST = timedelta(hours=2)
 """Longest proof by a node agent: its report has at most 4,096 pairs."""
+_PARTS = ("", str(Phase.PILOT), str(Phase.SHORT), str(Phase.LONG))
+"""Parts of a proof without a verdict, in their order; a pod reports none twice."""
+_SENTENCE = 1000
+"""Longest sentence: a pod's numbers may be part of it."""
 _KEPT = 64
 """Proofs in a status, the newest."""
 NOT_SWITCHABLE = f"live-proof-{ProofReason.NOT_SWITCHABLE}"
@@ -195,7 +199,8 @@ def _observed(
     if said is not None and said.epoch == entry.epoch:
         if said.report is not None:
             return _concluded(entry, said.report, sentence=said.sentence, now=now)
-        entry = entry.model_copy(update={"phase": said.phase})
+        if said.phase in _PARTS and _PARTS.index(said.phase) > _PARTS.index(entry.phase):
+            entry = entry.model_copy(update={"phase": said.phase})
     if now >= _deadline(entry):
         detail = f"{entry.name} has reported no verdict in its time"
         return _without_verdict(entry, detail, now=now)
@@ -211,7 +216,7 @@ def _concluded(
             "phase": str(Phase.DONE),
             "verdict": str(report.verdict),
             "reason": str(report.reason),
-            "sentence": sentence,
+            "sentence": sentence[:_SENTENCE],
             "kept": keeps(report, required),
             "at": now,
             "effect": report.effect,

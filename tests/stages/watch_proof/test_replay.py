@@ -157,6 +157,24 @@ def test_numbers_that_no_block_has_are_refused(sums: dict[str, Any]) -> None:
     assert "pair" in contradiction(helped, pairs=altered(helped, **sums))
 
 
+def test_void_pairs_may_have_no_other_numbers_than_blocks_have() -> None:
+    helped = proven(-0.03)
+    void = helped.pairs[-1].model_copy(
+        update={
+            "void": VoidReason.FEW_STEPS,
+            "on": helped.pairs[-1].on.model_copy(update={"wall_s": 1e300}),
+        }
+    )
+    assert "no block has" in contradiction(helped, pairs=(*helped.pairs[:-1], void))
+
+
+def test_more_pairs_than_the_time_allows_are_refused_before_they_are_computed() -> None:
+    helped = proven(-0.03)
+    last = helped.pairs[-1]
+    many = tuple(last.model_copy(update={"number": n}) for n in range(4096))
+    assert "more than its time allows" in contradiction(helped, pairs=many)
+
+
 def test_a_pair_of_another_phase_is_refused() -> None:
     helped = proven(-0.03)
     last = helped.pairs[-1].model_copy(update={"kind": PairKind.LONG})

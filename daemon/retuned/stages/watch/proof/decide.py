@@ -78,6 +78,8 @@ _HUGE_MARGIN = math.log(10.0)
 _OF_THE_PILOT = (ProofReason.NOT_SWITCHABLE, ProofReason.INSTRUMENT_BROKEN)
 _SHORTEST_S, _LONGEST_S = 1e-6, 1e6
 """Bounds of what a node may report of one block."""
+_SPARE_PAIRS = 200
+"""Pairs that restarts may have cut short."""
 
 
 def begin(
@@ -439,9 +441,7 @@ def replay(claim: ProofClaim, settings: ProofSettings) -> ProofReport:
     ValueError
         If the claim does not follow from its pairs, with what contradicts it.
     """
-    numbers = [pair.number for pair in claim.pairs]
-    if numbers != sorted(set(numbers)):
-        raise ValueError("its pairs are not in order")
+    _check(claim, settings)
     state = _pilot_of(claim, settings)
     for pair in (each for each in claim.pairs if not each.sham):
         if state.done:
@@ -457,6 +457,22 @@ def replay(claim: ProofClaim, settings: ProofSettings) -> ProofReport:
             f"({claim.reason})"
         )
     return report.model_copy(update={"seconds": claim.seconds})
+
+
+def _check(claim: ProofClaim, settings: ProofSettings) -> None:
+    """Refuse pairs that no proof has, before anything is computed from them."""
+    numbers = [pair.number for pair in claim.pairs]
+    if numbers != sorted(set(numbers)):
+        raise ValueError("its pairs are not in order")
+    most = settings.max_duration_s / (2.0 * settings.block_s) + _SPARE_PAIRS
+    most += settings.long_within_s / (2.0 * settings.long_block_s)
+    if len(numbers) > most:
+        raise ValueError(f"it has {len(numbers)} pairs, more than its time allows")
+    for pair in claim.pairs:
+        for sums in (pair.on, pair.off):
+            values = [sums.wall_s, sums.host_s or 0.0, sums.steps, sums.slow, sums.huge]
+            if not all(0.0 <= each <= _LONGEST_S for each in values):
+                raise ValueError(f"pair {pair.number} has numbers that no block has")
 
 
 def _pilot_of(claim: ProofClaim, settings: ProofSettings) -> ProofState:
@@ -494,9 +510,6 @@ def _again(pair: PairResult, *, scale: float) -> PairResult:
         times = [sums.seconds, sums.expected_s, *([] if sums.busy_s is None else [sums.busy_s])]
         if not all(_SHORTEST_S <= each <= _LONGEST_S for each in times):
             raise ValueError(f"pair {pair.number} has times that no block has")
-        others = [sums.wall_s, sums.host_s or 0.0, sums.steps, sums.slow, sums.huge]
-        if not all(0.0 <= each <= _LONGEST_S for each in others):
-            raise ValueError(f"pair {pair.number} has numbers that no block has")
     first, second = (pair.on, pair.off) if pair.first is Arm.ON else (pair.off, pair.on)
     return result_of(pair, first, second, scale=scale)
 
