@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from retuned.api.agent import ProofOrder
 from retuned.contract import Digest
+from retuned.control.live_proofs import proof_orders
 from retuned.control.orders import desired_orders
 from retuned.control.step_spans import last_span
 from retuned.errors import TemporaryError, UnreadableInput
@@ -71,13 +73,23 @@ class CachedFleet:
     def orders(self, pod: PodRecord) -> Sequence[SwapOrder]:
         """Return what a pod is to have; see `Fleet.orders`."""
         body = self._caches.get(TARGETS, pod.target)
+        if body is None or not self._caches.knows(TARGETS):
+            raise TemporaryError(f"{pod.target} is not known now", delay_s=_AGAIN_S)
+        target, found = read(TuningTarget, body), self._proposals(pod)
+        return desired_orders(pod.name, pod.uid, target=target, proposals=found)
+
+    def proofs(self, pod: PodRecord) -> Sequence[ProofOrder]:
+        """Return the swaps that a pod is to prove; see `Fleet.proofs`."""
+        return proof_orders(pod.uid, self._proposals(pod))
+
+    def _proposals(self, pod: PodRecord) -> Sequence[SwapProposal]:
         bodies = self._caches.by(PROPOSALS, BY_TARGET, pod.target)
-        if body is None or bodies is None or not self._caches.knows(TARGETS):
+        if bodies is None:
             raise TemporaryError(f"{pod.target} is not known now", delay_s=_AGAIN_S)
         found, faults = objects.all_of(SwapProposal, bodies)
         if faults:
             raise TemporaryError(f"{pod.target}: {faults[0]}", delay_s=_AGAIN_S)
-        return desired_orders(pod.name, pod.uid, target=read(TuningTarget, body), proposals=found)
+        return found
 
     def traces(self, pod: PodRecord, orders: Sequence[SwapOrder]) -> Mapping[str, str]:
         """Return the spans that orders go on from, by order, where traces are on."""

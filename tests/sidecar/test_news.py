@@ -107,7 +107,7 @@ def test_after_a_silence_how_slots_stand_is_told_before_windows_that_have_waited
     world.operator.away = False
     world.sidecar.tell()
     kinds = [type(each) for each in world.operator.said]
-    assert kinds.index(WatchPost) == 1 + main._FIRST_WINDOWS, "hello, and a few windows"
+    assert kinds.index(WatchPost) == 2 + main._FIRST_WINDOWS, "hello, a few windows, proofs"
     assert kinds.count(ProfileReport) == waited
     assert len(world.ctx.spool) == 0
 

@@ -16,10 +16,12 @@ from pydantic import AwareDatetime, Field
 
 from retuned.contract import Digest, Name, Record, digest_of
 from retuned.stages.drift import DriftReport, GpuObservation
+from retuned.stages.gate import LiveProof
 from retuned.stages.profile import WorkloadProfile
 from retuned.stages.swap import SwapOrder
 from retuned.stages.verdict import ServerEnvironment
 from retuned.stages.watch import WatchReport, WatchSample
+from retuned.stages.watch.proof import Phase, ProofClaim
 
 AUDIENCE = "retuned.dev"
 """Audience of the token by which a sidecar proves its pod."""
@@ -40,6 +42,8 @@ MAX_DEFINITIONS = 256
 """Most live kernels that one pod reports."""
 MAX_DEFINITION_CHARS = 256 << 10
 """Longest text of one: an experiment's task must hold it and a variant's source."""
+MAX_PROOFS = 16
+"""Most live proofs that a pod is asked for, or reports, at a time."""
 MAX_WAIT_S = 30.0
 """Longest time that a request for orders is held, seconds."""
 MAX_ARTIFACT_BYTES = 16 << 20
@@ -251,6 +255,30 @@ class WatchPost(AgentMessage):
     """Newest uncommitted orders, at most one for each slot."""
 
 
+class PodProof(Record):
+    """A live proof in a pod; sent repeatedly."""
+
+    order: OrderId
+    proposal: Short
+    definition: Name
+    epoch: int = Field(ge=1)
+    phase: Phase
+    pairs: int = Field(ge=0, lt=1 << 53)
+    """Pairs so far, sham and void pairs included."""
+    claim: ProofClaim | None = None
+    """Its verdict with its pairs; None before. The operator computes the verdict again."""
+
+
+class ProofPost(AgentMessage):
+    """What live proofs a pod's server allows, and those that it is asked for."""
+
+    unavailable: Code = ""
+    """Why steps of the server cannot be timed; empty if they can."""
+    temporary: bool = False
+    """Whether the server only does not answer now, or has not begun its first step."""
+    proofs: tuple[PodProof, ...] = Field(default=(), max_length=MAX_PROOFS)
+
+
 class Ack(Record):
     """The operator's reply to a report."""
 
@@ -286,12 +314,25 @@ class OrderDone(AgentMessage):
     """Duration of the slowest flip; None if not measured."""
 
 
+class ProofOrder(Record):
+    """A swap of the pod that is to be proven on live traffic."""
+
+    order: OrderId
+    proposal: Short
+    definition: Name
+    epoch: int = Field(ge=1)
+    rule: LiveProof
+    """Rule of the policy when the proof was asked for."""
+
+
 class Orders(Record):
     """The wanted state of a pod: the newest order of each slot."""
 
     revision: int = Field(ge=1)
     """Identifies this very set; see `revision_of`."""
     orders: tuple[SwapOrder, ...] = Field(max_length=MAX_SLOTS)
+    proofs: tuple[ProofOrder, ...] = Field(default=(), max_length=MAX_PROOFS)
+    """Swaps to prove on live traffic. Sent on request."""
     traces: dict[OrderId, Traceparent] = Field(default_factory=dict, max_length=MAX_SLOTS)
     """Parent spans of orders, by id, if tracing is on.
 
@@ -317,7 +358,7 @@ class Bundle(Record):
         return sum(file.size_bytes for file in self.files.values())
 
 
-Report = ProfileReport | DriftPost | WatchPost | DefinitionPost | TunablePost
+Report = ProfileReport | DriftPost | WatchPost | DefinitionPost | TunablePost | ProofPost
 """A message to post; its kind gives the path."""
 
 
@@ -368,7 +409,7 @@ def environment_digest(environments: Sequence[ProcessEnvironment]) -> Digest | N
     return found.pop() if len(found) == 1 else None
 
 
-def revision_of(orders: Sequence[SwapOrder]) -> int:
+def revision_of(orders: Sequence[SwapOrder | ProofOrder]) -> int:
     """Return a number that identifies a set of orders.
 
     It depends only on the orders, so a restarted operator or another leader computes the same
@@ -383,10 +424,11 @@ def revision_of(orders: Sequence[SwapOrder]) -> int:
     return 1 + int(digest_of(bodies).removeprefix("sha256:")[:13], 16)
 
 
-def as_orders(orders: Sequence[SwapOrder]) -> Orders:
-    """Return the message for a set of orders."""
+def as_orders(orders: Sequence[SwapOrder], proofs: Sequence[ProofOrder] = ()) -> Orders:
+    """Return the message for a set of orders and of swaps to prove."""
     ordered = sorted(orders, key=lambda order: (order.definition, order.epoch))
-    return Orders(revision=revision_of(ordered), orders=tuple(ordered))
+    revision = revision_of([*ordered, *proofs])
+    return Orders(revision=revision, orders=tuple(ordered), proofs=tuple(proofs))
 
 
 def skew_s(hello: Hello, *, now: datetime) -> float:

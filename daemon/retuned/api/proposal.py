@@ -27,7 +27,7 @@ from retuned.api.values import (
     User,
 )
 from retuned.contract import Digest, Guard, TrustClass
-from retuned.stages.gate import GateReason, GateState
+from retuned.stages.gate import GateReason, GateState, LiveProof
 from retuned.stages.proposal import Proposal, Risk, proposal_id
 from retuned.stages.verdict import Interval
 
@@ -257,6 +257,50 @@ class AnalysisStatus(ApiModel):
     """The newest measurements, oldest first."""
 
 
+class LiveProofStatus(ApiModel):
+    """Live proof of a wave in one pod, for all pods that run on the same."""
+
+    name: ObjectName
+    """Pod that proves."""
+    uid: Uid
+    """Its uid."""
+    epoch: int = Field(ge=1)
+    """Order that is proven."""
+    environment: str = Field(default="", max_length=71)
+    """Digest of what its server runs on; empty if its processes differ."""
+    wave: int = Field(ge=0)
+    """Wave of the rollout."""
+    swapped: int = Field(ge=1)
+    """Pods of the environment with an order to swap when the proof was asked for."""
+    since: AwareDatetime
+    """When it was asked for."""
+    rule: LiveProof
+    """Rule of the policy at that time."""
+    phase: Code = ""
+    """Part of the proof, as the pod reports it: `pilot`, `short`, `long` or `done`; empty before.
+    """
+    verdict: Code = ""
+    """Computed from the pod's pairs; empty before."""
+    reason: Code = ""
+    """Reason for the verdict, a stable code."""
+    sentence: Note = ""
+    """The verdict in one sentence."""
+    kept: bool = True
+    """Whether a policy that requires the proof keeps the swap after this verdict."""
+    at: AwareDatetime | None = None
+    """Time of the verdict. Unset before."""
+    effect: float | None = None
+    """Logarithm of step time with the swap over that without. Unset without pairs."""
+    low: float | None = None
+    """Lower end of its interval. Unset if it is open."""
+    high: float | None = None
+    """Upper end. Unset if it is open."""
+    pairs: int = Field(default=0, ge=0)
+    """Pairs that count."""
+    evidence: Digest | None = None
+    """Digest of the signed pairs in the operator's store. Unset without pairs."""
+
+
 class Step(ApiModel):
     """One change of phase."""
 
@@ -291,6 +335,8 @@ class SwapProposalStatus(ApiModel):
     """Progress of the swap over the pods. Unset before it began."""
     analysis: AnalysisStatus = AnalysisStatus()
     """Measurements of the swapped pods."""
+    live_proofs: tuple[LiveProofStatus, ...] = Field(default=(), max_length=64)
+    """Live proofs by node agents, oldest first."""
     resumed: tuple[Uid, ...] = Field(default=(), max_length=64)
     """Decisions that have ended a pause; each ends one."""
     last_stable_digest: Digest | None = None

@@ -14,13 +14,14 @@ from enum import StrEnum
 
 from retuned.api.decision import SwapDecision
 from retuned.api.experiment import JobRole, KernelExperimentStatus
-from retuned.api.proposal import SwapProposal, SwapProposalStatus
+from retuned.api.proposal import LiveProofStatus, SwapProposal, SwapProposalStatus
 from retuned.api.target import ActiveKernel, Quarantined, TuningTarget
 from retuned.contract import Digest
 from retuned.control.analysis import Compared
 from retuned.stages import gate
 from retuned.stages.verdict import Interval
 from retuned.stages.watch import Consequence, WatchReport
+from retuned.stages.watch.proof import ProofReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,24 @@ class MeasuredFact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProofFact:
+    """What a pod reports of live proofs."""
+
+    unavailable: str = ""
+    """Why its server's steps cannot be timed, stable code; empty if they can."""
+    temporary: bool = False
+    """Whether that may change without a restart."""
+    epoch: int = 0
+    """Order of the proposal that it proves, or has proven; 0 without one."""
+    phase: str = ""
+    """Part of that proof; empty without one."""
+    report: ProofReport | None = None
+    """Verdict that follows from its pairs; None before."""
+    sentence: str = ""
+    """The verdict in one sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PodFact:
     """State of one server pod and one slot in it."""
 
@@ -80,6 +99,10 @@ class PodFact:
     """Stage 10's report on its samples; None if its sidecar does not report."""
     held: HeldFact | None = None
     """Why it has not committed its newest order; None if it has, or if the reason is unknown."""
+    environment: str | None = None
+    """Digest of what its server runs on; empty if its processes differ, None if unknown."""
+    proof: ProofFact | None = None
+    """What it reports of live proofs; None if its sidecar does not report them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +135,12 @@ class RolloutFacts:
     """Result of gate G7, which measures the whole server with the swap off and on."""
     live_proof: MeasuredFact = MeasuredFact()
     """Result of the live proof of the present wave."""
+    live_proofs: tuple[LiveProofStatus, ...] | None = None
+    """Live proofs by node agents, as the pods report them; None where the control plane proves."""
     unavailable: str = ""
     """What the policy requires and is not possible here, stable code; empty if nothing is."""
+    unavailable_detail: str = ""
+    """Which server cannot do it, and why."""
     leading: bool = True
     """Whether this process holds the lease; without it nothing is done."""
 

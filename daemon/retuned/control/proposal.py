@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from retuned.api.proposal import AnalysisStatus, ProposalPhase, RolloutStatus, SwapProposal
 from retuned.api.target import Quarantined, TargetMode
-from retuned.control import gate_facts, orders, waves
+from retuned.control import gate_facts, live_proofs, orders, waves
 from retuned.control.facts import (
     Activate,
     Deactivate,
@@ -61,6 +61,8 @@ def step(resource: SwapProposal, facts: RolloutFacts, *, now: datetime) -> Rollo
             update={"observed_generation": resource.metadata.generation}
         ),
     )
+    if facts.live_proofs is not None:
+        case = case.having(live_proofs=facts.live_proofs)
     if case.phase.is_before_swap:
         case = _before(noted(case))
     elif case.phase.is_under_way or case.phase is _P.PROMOTED:
@@ -69,6 +71,8 @@ def step(resource: SwapProposal, facts: RolloutFacts, *, now: datetime) -> Rollo
         case = case.to(_P.ROLLING_BACK, "stray-pod", "a pod returned with the artifact")
     if case.phase.is_going_back:
         case = going_back(case)
+    if facts.live_proofs is not None and case.asked is not None and case.asked.chosen is not None:
+        case = live_proofs.asked(case, rule=case.asked.chosen.policy.spec.live_proof)
     return RolloutStep(status=case.status, actions=_actions(case), look_again_at=_again(case))
 
 
@@ -151,7 +155,9 @@ def _held_back(case: ProposalStep) -> tuple[str, str] | None:
         (
             bool(facts.unavailable),
             facts.unavailable,
-            "the policy requires what is not possible on these servers; change the policy for them",
+            facts.unavailable_detail
+            or "the policy requires what is not possible on these servers; change the policy for "
+            "them",
         ),
     )
     return next(((reason, detail) for yes, reason, detail in held if yes), None)

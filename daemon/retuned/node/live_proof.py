@@ -24,7 +24,8 @@ from retuned.stages.watch import proof
 log = logging.getLogger(__name__)
 
 LIVE_PROOF = "live-proof"
-"""Proof of one proposal's swap, by the proposal's id: proving -> a verdict."""
+"""Proof of a swap: proving -> a verdict. By the proposal's id on one machine, by the order's id in
+a pod, where a proposal may have several orders."""
 PROVING = "proving"
 """Phase of a record without a verdict."""
 _NO_SAFE_POINT = "no-safe-point"
@@ -79,17 +80,19 @@ class StoredProof:
     Parameters
     ----------
     store
-        Where the record is kept, under `LIVE_PROOF` and the proposal's id.
+        Where the record is kept, under `LIVE_PROOF`.
     order
-        The order that is proven; the state of another order of the proposal is not continued.
+        The order that is proven; the state of another order is not continued.
+    id
+        Id of the record.
     """
 
-    def __init__(self, store: Store, order: SwapOrder) -> None:
-        self._store, self._order = store, order
+    def __init__(self, store: Store, order: SwapOrder, *, id: str) -> None:
+        self._store, self._order, self._id = store, order, id
 
     def known(self) -> proof.ProofState | None:
         """See `ProofRecord.known`; None if the state cannot be read."""
-        record = self._store.get(LIVE_PROOF, self._order.proposal)
+        record = self._store.get(LIVE_PROOF, self._id)
         if record is None or record.body["order"] != self._order.id:
             return None
         try:
@@ -100,7 +103,7 @@ class StoredProof:
 
     def begin(self, state: proof.ProofState) -> None:
         """See `ProofRecord.begin`."""
-        if not self._store.add(LIVE_PROOF, self._order.proposal, self.body(state), phase=PROVING):
+        if not self._store.add(LIVE_PROOF, self._id, self.body(state), phase=PROVING):
             self.keep(state)
 
     def keep(self, state: proof.ProofState) -> None:
@@ -109,9 +112,7 @@ class StoredProof:
 
     def advance(self, body: dict[str, Any], *, to: str) -> bool:
         """Write a record without a verdict; False if it has one."""
-        return self._store.advance(
-            LIVE_PROOF, self._order.proposal, expect=PROVING, to=to, body=body
-        )
+        return self._store.advance(LIVE_PROOF, self._id, expect=PROVING, to=to, body=body)
 
     def body(self, state: proof.ProofState) -> dict[str, Any]:
         """Return the record of a state."""
@@ -128,25 +129,6 @@ def report_in(record: Stored | None) -> proof.ProofReport | None:
     if record is None or record.phase == PROVING:
         return None
     return proof.ProofReport.model_validate(record.body["report"])
-
-
-def settings_of(rule: LiveProof) -> proof.ProofSettings:
-    """Return the settings of a proof under a policy's rule."""
-    return proof.ProofSettings(
-        mode=rule.mode.value,
-        min_effect=rule.min_effect,
-        max_harm=rule.max_harm,
-        max_duration_s=rule.max_duration.total_seconds(),
-        long_blocks=rule.long_blocks,
-        on_no_effect=rule.on_no_effect.value,
-        on_too_little_traffic=rule.on_too_little_traffic.value,
-        retries=0,
-    )
-
-
-def keeps(report: proof.ProofReport, rule: LiveProof) -> bool:
-    """Return whether a swap stays in force after this report."""
-    return proof.consequence(report, settings_of(rule)) is proof.Consequence.KEEP
 
 
 class _Interrupted(Exception):
@@ -275,7 +257,7 @@ class ProofRunner:
         """Return the state of this order; a pair that a daemon left is abandoned."""
         state = self._record.known()
         if state is None:
-            state = proof.begin(settings_of(self._rule), at_s=self._at_s())
+            state = proof.begin(proof.settings_of(self._rule), at_s=self._at_s())
             self._record.begin(state)
             return state
         if state.plan is not None:
@@ -294,7 +276,7 @@ class ProofRunner:
         """Leave the slot as the verdict, or the lack of one, asks for."""
         ended = state.report if state.done else None
         on = self._rule.mode is LiveProofMode.OBSERVE
-        on = on or (ended is not None and keeps(ended, self._rule))
+        on = on or (ended is not None and proof.keeps(ended, self._rule))
         try:
             self._live.end()
             self._slot()

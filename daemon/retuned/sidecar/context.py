@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from retuned.api.agent import OrderDone, Outcome, PodRef, TunablePost
+from retuned.api.agent import OrderDone, Outcome, PodRef, ProofOrder, TunablePost
 from retuned.node.context import Recogniser
 from retuned.node.order_context import OrderMemory
 from retuned.node.windows import WindowSettings
@@ -15,6 +15,7 @@ from retuned.ports import (
     Clock,
     Devices,
     KernelTap,
+    LiveSteps,
     Operator,
     Spans,
     Swapper,
@@ -119,6 +120,14 @@ class SidecarMemory(OrderMemory):
     """What is to be posted of each tunable, by name; replaced as a whole."""
     environment: str = ""
     """Digest of the server's environment; empty if unknown."""
+    proofs: tuple[ProofOrder, ...] = ()
+    """Swaps that the operator asks to be proven, as its last answer has them."""
+    steps_known: bool = False
+    """Whether `steps_unavailable` is an answer of the server."""
+    steps_unavailable: str = ""
+    """Why the server's steps cannot be timed; empty if they can."""
+    steps_at_s: float = float("-inf")
+    """When that was observed, monotonic seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +156,8 @@ class Context:
     """What the server's Triton launches are; None asks for none."""
     tunables: TunableTap | None = None
     """Tunables of the server; None asks for none."""
+    live_steps: LiveSteps | None = None
+    """Steps of the server, for live proofs; None times none."""
     spans: Spans = field(default_factory=NoSpans)
     """What is being done, for traces and logs."""
     release: str = ""

@@ -12,7 +12,7 @@ from retuned.errors import Refused, RetunedError, TemporaryError
 from retuned.node import order_executor, order_intake, watcher, windows
 from retuned.node.loops import attempt, wait_until
 from retuned.node.order_store import wanted_artifacts
-from retuned.sidecar import devices, live_kernels, metrics, reports, tunables
+from retuned.sidecar import devices, live_kernels, live_proofs, metrics, reports, tunables
 from retuned.sidecar.context import Context
 from retuned.sidecar.store import kept_of
 
@@ -61,12 +61,18 @@ class Sidecar:
             attempt(ctx.telemetry, "watch", lambda: watcher.watch(ctx))
             attempt(ctx.telemetry, "carry", self._carry)
 
+    def prove(self, stop: threading.Event) -> None:
+        """Prove the swaps that the operator asks for; it takes until their verdicts."""
+        ctx = self.ctx
+        attempt(ctx.telemetry, "measure", lambda: live_proofs.prove(ctx, stop))
+
     def tell(self) -> None:
         """Tell the operator what there is to tell; an error in one part ends all: it is away."""
         self.ctx.standing.news.clear()  # what is news by now is told below
         reports.say_hello(self.ctx)
         # first: it needs no server that answers; but after a silence many windows wait
         reports.flush(self.ctx, most_windows=_FIRST_WINDOWS)
+        live_proofs.post(self.ctx)  # before the slots: decisions about them read it
         reports.tell_slots(self.ctx)
         reports.flush(self.ctx)
         # last: an operator of an older release does not know of them
@@ -92,8 +98,10 @@ class Sidecar:
                 with ctx.lock:
                     order_intake.withdraw(ctx, ())
                 ctx.standing.named, ctx.standing.revision = frozenset(), 0
+                ctx.standing.proofs = ()
             raise
         with ctx.lock:
+            ctx.standing.proofs = said.proofs  # first: what is named and not asked is switched on
             something = order_intake.take(ctx, said.orders, traces=said.traces)
             ctx.standing.revision = said.revision
         return something
@@ -170,6 +178,7 @@ def start(
     loops: Mapping[str, Callable[[], None]] = {
         "observe": lambda: _every(sidecar.observe, observe_s, stop, stop),
         "steer": lambda: _every(sidecar.steer, steer_s, stop, wake),
+        "prove": lambda: _every(lambda: sidecar.prove(stop), steer_s, stop, stop),
         "tell": lambda: _patiently(
             sidecar, "tell", sidecar.tell, tell_s, stop, news=sidecar.ctx.standing.news
         ),

@@ -35,6 +35,7 @@ from retuned.api.agent import (
     OrderDone,
     Orders,
     ProfileReport,
+    ProofPost,
     Report,
     TunablePost,
     Welcome,
@@ -194,7 +195,7 @@ class OperatorApi:
     def orders(self, *, after: int, wait_s: float) -> Orders:
         """Return what this pod is to have; see `Operator.orders`."""
         wait_s = min(max(wait_s, 0.0), MAX_WAIT_S)
-        path = f"/v1/orders?after={after}&wait={wait_s:g}&traces=1"
+        path = f"/v1/orders?after={after}&wait={wait_s:g}&traces=1&proofs=1"
         return self._json("GET", path, answer=Orders, within_s=wait_s + _ANSWER_S)
 
     def done(self, said: OrderDone, *, traceparent: str = "") -> None:
@@ -304,6 +305,7 @@ _PATHS: dict[type[Record], str] = {
     DriftPost: "/v1/drift",
     DefinitionPost: "/v1/definitions",
     TunablePost: "/v1/tunables",
+    ProofPost: "/v1/proofs",
 }
 
 

@@ -19,6 +19,7 @@ from retuned.api.agent import (
     OrderDone,
     Orders,
     PodRef,
+    ProofOrder,
     Report,
     Welcome,
     as_orders,
@@ -62,12 +63,19 @@ class FakeOperator:
         self.now = datetime(2026, 1, 5, 12, tzinfo=UTC)
         """Its clock."""
         self._orders: tuple[SwapOrder, ...] = ()
+        self._proofs: tuple[ProofOrder, ...] = ()
         self._changed = threading.Condition()
 
     def order(self, *orders: SwapOrder) -> None:
         """Tell the pod to have these, and nothing else."""
         with self._changed:
             self._orders = orders
+            self._changed.notify_all()
+
+    def prove(self, *proofs: ProofOrder) -> None:
+        """Ask the pod to prove these swaps, and no other."""
+        with self._changed:
+            self._proofs = proofs
             self._changed.notify_all()
 
     def hello(self, hello: Hello) -> Welcome:
@@ -89,10 +97,10 @@ class FakeOperator:
             raise _refused("no-target", self.pod.name)
         with self._changed:
             self._changed.wait_for(
-                lambda: self.away or as_orders(self._orders).revision != after, timeout=wait_s
+                lambda: self.away or self._named().revision != after, timeout=wait_s
             )
             self._answer()
-            return as_orders(self._orders)
+            return self._named()
 
     def artifact(self, digest: Digest, *, folder: Path) -> None:
         """See `Operator.artifact`."""
@@ -117,6 +125,9 @@ class FakeOperator:
         """See `Operator.done`."""
         self._take(said)
         self.traces.append(traceparent)
+
+    def _named(self) -> Orders:
+        return as_orders(self._orders, self._proofs)
 
     def _take(self, said: AgentMessage) -> None:
         self._answer()

@@ -10,8 +10,10 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from retuned.node.context import BATCH, DRIFT, WINDOW
+from retuned.node.live_proof import LIVE_PROOF, PROVING
 from retuned.node.order_context import FAILED, HELD, ORDER, WITHDRAWN
 from retuned.ports import Event
+from retuned.stages.watch.proof import Verdict
 from retuned.store.sqlite import SqliteStore
 
 log = logging.getLogger(__name__)
@@ -32,6 +34,7 @@ _KEPT: Mapping[tuple[str, str], int] = {
     (FAILED, "final"): 1024,
     (HELD, "final"): 64,
     (WITHDRAWN, "final"): 64,
+    **{(LIVE_PROOF, str(each)): 4 for each in (PROVING, *Verdict)},
 }
 """Most records of each kind and phase, the newest; those that are not named are few by nature."""
 _UNJUDGED = 24

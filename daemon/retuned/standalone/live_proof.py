@@ -21,7 +21,6 @@ from retuned.node.live_proof import (
     ProofNeed,
     ProofRunner,
     StoredProof,
-    keeps,
     report_in,
 )
 from retuned.ports import Event, Stored
@@ -89,7 +88,7 @@ def _is_kept(ctx: Context, stored: Stored) -> bool:
     if rule is None or rule.mode is LiveProofMode.OBSERVE:
         return True
     report = report_of(ctx, stored.id)
-    return report is not None and keeps(report, rule)
+    return report is not None and proof.keeps(report, rule)
 
 
 def follows(ctx: Context, proposal: Proposal) -> MeasuredFact:
@@ -106,7 +105,7 @@ def follows(ctx: Context, proposal: Proposal) -> MeasuredFact:
         report = _not_switchable()
     if report is None:
         return MeasuredFact(consequence=watch.Consequence.WAIT)
-    kept = keeps(report, rule)
+    kept = proof.keeps(report, rule)
     return MeasuredFact(
         consequence=watch.Consequence.KEEP if kept else watch.Consequence.REVERT,
         reason=f"live-proof-{report.reason}",
@@ -175,7 +174,7 @@ class _Record(StoredProof):
     """The proof of one order on one machine."""
 
     def __init__(self, ctx: Context, order: SwapOrder) -> None:
-        super().__init__(ctx.store, order)
+        super().__init__(ctx.store, order, id=order.proposal)
         self._ctx = ctx
 
     def need(self) -> ProofNeed:

@@ -350,5 +350,6 @@ TRIED: tuple[Metric, ...] = (
         "Swaps that were switched off and on in live traffic, by verdict.",
         closed("verdict", words(Verdict)),
         closed("reason", words(ProofReason)),
+        by=JUDGES,
     ),
 )

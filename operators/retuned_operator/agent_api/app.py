@@ -24,6 +24,8 @@ from retuned.api.agent import (
     OrderDone,
     Orders,
     ProfileReport,
+    ProofOrder,
+    ProofPost,
     TunablePost,
     WatchPost,
     Welcome,
@@ -56,7 +58,16 @@ from retuned_operator.agent_api.requests import (
 )
 from retuned_operator.agent_api.waiters import Hub
 
-_TAKEN = Hello | ProfileReport | DriftPost | DefinitionPost | TunablePost | WatchPost | OrderDone
+_TAKEN = (
+    Hello
+    | ProfileReport
+    | DriftPost
+    | DefinitionPost
+    | TunablePost
+    | ProofPost
+    | WatchPost
+    | OrderDone
+)
 T = TypeVar("T", bound=SaidRecord)
 R = TypeVar("R")
 Traces = Callable[[PodRecord, Sequence[SwapOrder]], Mapping[str, str]]
@@ -138,6 +149,10 @@ class _Agent:
         """Take a tunable."""
         return await self._kept(request, TunablePost)
 
+    async def proofs(self, request: Request) -> Response:
+        """Take live proofs."""
+        return await self._kept(request, ProofPost)
+
     async def watch(self, request: Request) -> Response:
         """Take how slots stand."""
         return await self._kept(request, WatchPost)
@@ -162,10 +177,11 @@ class _Agent:
         finally:
             if self._polls.get(pod.uid) is newer:
                 del self._polls[pod.uid]
-        # who does not ask for them is of a release that does not know of them
+        # who does not ask for them is of a release that does not know of them; so with proofs
         if request.query_params.get("traces") == "1":
             answer = answer.model_copy(update={"traces": dict(self._traces(pod, answer.orders))})
-        return json_answer(answer.model_dump_json(exclude=None if answer.traces else {"traces"}))
+        unset = {each for each in ("traces", "proofs") if not getattr(answer, each)}
+        return json_answer(answer.model_dump_json(exclude=unset))
 
     async def artifact(self, request: Request) -> Response:
         """Hand out an artifact that an order of this pod names."""
@@ -236,7 +252,7 @@ class _Agent:
         until = loop.time() + wait_s
         while True:
             with self._hub.listening(pod.target) as future:
-                answer = as_orders(self._of(pod))
+                answer = as_orders(self._of(pod), self._proofs(request, pod))
                 left_s = until - loop.time()
                 over = left_s <= 0.0 or end.is_set() or self._hub.closing
                 if answer.revision != after or over:
@@ -250,6 +266,10 @@ class _Agent:
 
     def _of(self, pod: PodRecord) -> tuple[SwapOrder, ...]:
         return tuple(self._fleet.orders(pod))
+
+    def _proofs(self, request: Request, pod: PodRecord) -> Sequence[ProofOrder]:
+        asks = request.query_params.get("proofs") == "1"
+        return self._fleet.proofs(pod) if asks else ()
 
     async def _in_thread(self, do: Callable[[], R]) -> R:
         return await to_thread.run_sync(do, limiter=self._threads)
@@ -303,6 +323,7 @@ def agent_app(
         Route("/v1/drift", answering(agent.drift), methods=["POST"]),
         Route("/v1/definitions", answering(agent.definitions), methods=["POST"]),
         Route("/v1/tunables", answering(agent.tunables), methods=["POST"]),
+        Route("/v1/proofs", answering(agent.proofs), methods=["POST"]),
         Route("/v1/watch", answering(agent.watch), methods=["POST"]),
         Route("/v1/orders", answering(agent.orders), methods=["GET"]),
         Route("/v1/orders/{order}/done", answering(agent.done), methods=["POST"]),

@@ -13,13 +13,24 @@ from retuned.api.agent import (
     Hello,
     OrderDone,
     ProfileReport,
+    ProofOrder,
+    ProofPost,
     TunablePost,
     WatchPost,
 )
 from retuned.contract import Digest
 from retuned.stages.swap import SwapOrder
 
-Said = Hello | ProfileReport | DriftPost | DefinitionPost | TunablePost | WatchPost | OrderDone
+Said = (
+    Hello
+    | ProfileReport
+    | DriftPost
+    | DefinitionPost
+    | TunablePost
+    | ProofPost
+    | WatchPost
+    | OrderDone
+)
 """All that a sidecar tells."""
 
 
@@ -88,6 +99,10 @@ class PodDirectory(Protocol):
         TemporaryError
             If that is not known now: a pod is then told nothing, rather than that it has none.
         """
+        ...
+
+    def proofs(self, pod: PodRecord) -> Sequence[ProofOrder]:
+        """Return the swaps that a pod is to prove; as `orders`."""
         ...
 
     def artifact(self, digest: Digest) -> Mapping[str, bytes] | None:

@@ -17,7 +17,9 @@ from retuned.api.agent import (
     DriftPost,
     Hello,
     OrderDone,
+    PodProof,
     ProfileReport,
+    ProofPost,
     SlotWatch,
     TunablePost,
     WatchPost,
@@ -48,6 +50,8 @@ class PodReports:
     """How its slots stand; None before."""
     watched_at: datetime | None = None
     """When that came; None before."""
+    proofs: ProofPost | None = None
+    """Its live proofs; None where its sidecar does not report them."""
     done: tuple[OrderDone, ...] = ()
     """What became of its last orders, oldest first."""
     profiled_at: datetime | None = None
@@ -114,6 +118,8 @@ def _with(known: PodReports, receipt: Receipt, said: Said) -> PodReports:
             return replace(known, hello=said)
         case WatchPost():
             return replace(known, watch=said, watched_at=receipt.at)
+        case ProofPost():
+            return replace(known, proofs=said)
         case OrderDone():
             others = tuple(
                 each
@@ -139,12 +145,20 @@ def _is_news(before: PodReports | None, after: PodReports, said: Said) -> bool:
 
     How slots stand is told every few seconds by every pod, and is mostly as it was.
     """
+    if isinstance(said, ProofPost) and before is not None and before.pod == after.pod:
+        return before.proofs is None or _proof_essence(before.proofs) != _proof_essence(said)
     if not isinstance(said, WatchPost) or before is None or before.pod != after.pod:
         return True
     if before.watch is None or before.watched_at is None:
         return True
     stale = after.heard_at - before.watched_at > FRESH
     return stale or _essence(before.watch) != _essence(said)
+
+
+def _proof_essence(post: ProofPost) -> object:
+    """Return what decisions read of a post of live proofs."""
+    proofs = [(each.order, each.phase, each.claim is None) for each in post.proofs]
+    return post.unavailable, post.temporary, proofs
 
 
 def _essence(watch: WatchPost) -> object:
@@ -217,6 +231,13 @@ def held_fact(said: PodReports | None, *, kernel: str, proposal: str) -> HeldFac
     if held is None:
         return None
     return HeldFact(epoch=held.epoch, final=held.final, reason=held.reason, detail=held.detail)
+
+
+def proof_of(said: PodReports | None, *, kernel: str, proposal: str) -> PodProof | None:
+    """Return what a pod reports of the newest proof of a proposal; None without one."""
+    posted = said.proofs.proofs if said is not None and said.proofs is not None else ()
+    mine = (each for each in posted if (each.definition, each.proposal) == (kernel, proposal))
+    return max(mine, key=lambda each: each.epoch, default=None)
 
 
 def _slot(said: PodReports | None, kernel: str) -> SlotWatch | None:

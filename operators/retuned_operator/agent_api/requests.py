@@ -27,6 +27,7 @@ from retuned.api.agent import (
     Hello,
     OrderDone,
     ProfileReport,
+    ProofPost,
     TunablePost,
     WatchPost,
 )
@@ -45,6 +46,7 @@ MAX_BYTES: dict[type[SaidRecord], int] = {
     DriftPost: 4 << 20,
     DefinitionPost: 1 << 20,
     TunablePost: 1 << 20,
+    ProofPost: 4 << 20,
     WatchPost: 4 << 20,
     OrderDone: 64 << 10,
 }

@@ -6,20 +6,24 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Any
 
-from retuned.api.proposal import PodOrder, PodState
+from retuned.api.agent import environment_digest
+from retuned.api.proposal import LiveProofStatus, PodOrder, PodState
 from retuned.contract import Digest
-from retuned.control import PodFact, RolloutFacts, gate_facts, waves
+from retuned.control import MeasuredFact, PodFact, RolloutFacts, gate_facts, waves
 from retuned.control.analysis import Compared
 from retuned.control.facts import PolicyFact
+from retuned.control.live_proofs import measured, observed
 from retuned.errors import TemporaryError
 from retuned.ports import Clock
-from retuned.stages.gate import EndToEndRule, LiveProofMode, limits_of
+from retuned.stages.gate import EndToEndRule, LiveProof, LiveProofMode, limits_of
 from retuned.stages.hypothesis import NotTried
 from retuned.stages.proposal import is_tunable
 from retuned.stages.verdict import ServerEnvironment
-from retuned_operator.agent_api.reports import held_fact, pod_fact
-from retuned_operator.controllers import objects
+from retuned.stages.watch import Consequence
+from retuned_operator.agent_api.reports import PodReports, held_fact, pod_fact
+from retuned_operator.controllers import live_proofs, objects
 from retuned_operator.controllers.objects import ObservedPod
 from retuned_operator.controllers.ports import (
     BY_LABEL,
@@ -159,9 +163,15 @@ def facts_of(world: ClusterView, rollouts: Rollouts, resource: SwapProposal) -> 
     kernel = resource.spec.kernel
     is_live = target is not None and world.kernels.is_live(kernel, target=target)
     checked, fault = _evidence(world, rollouts, resource)
+    pods = tuple(_pod(world, resource, pod, now=now, is_live=is_live) for pod in rollouts.pods)
+    rule = live_proofs.rule_of(policies, target, kernel)
+    unavailable, why = _unavailable(world, policies, target, kernel, pods=pods)
+    proofs = resource.status.live_proofs
+    if rule is not None:
+        proofs = observed(resource, pods, rule=rule, now=now)
     return RolloutFacts(
         target=target,
-        pods=tuple(_pod(world, resource, pod, now=now, is_live=is_live) for pod in rollouts.pods),
+        pods=pods,
         policies=None if rollouts.unreadable else policies,
         decisions=objects.decisions(said),
         freezes=objects.freezes(world.caches.list(FREEZES)),
@@ -171,8 +181,26 @@ def facts_of(world: ClusterView, rollouts: Rollouts, resource: SwapProposal) -> 
         evidence_checked=checked,
         metrics=_metrics(world, policies, resource, target, now=now),
         slo_firing=None if target is None else world.signals.slo_firing(target),
-        unavailable=_unavailable(world, policies, target, kernel),
+        live_proof=_live_proof(resource, proofs, pods, rule=rule),
+        live_proofs=proofs,
+        unavailable=unavailable,
+        unavailable_detail=why,
     )
+
+
+def _live_proof(
+    resource: SwapProposal,
+    proofs: tuple[LiveProofStatus, ...],
+    pods: tuple[PodFact, ...],
+    *,
+    rule: LiveProof | None,
+) -> MeasuredFact:
+    """Return what live proofs mean for a swap that is under way."""
+    if not resource.status.phase.is_under_way:
+        return MeasuredFact()
+    if rule is None:  # a policy cannot be read
+        return MeasuredFact(consequence=Consequence.WAIT)
+    return measured(proofs, resource.status.rollout, pods, rule=rule)
 
 
 def _unavailable(
@@ -180,30 +208,34 @@ def _unavailable(
     policies: tuple[PolicyFact, ...] | None,
     target: TuningTarget | None,
     kernel: str,
-) -> str:
-    """Return what the policy requires and these servers cannot do; empty if there is nothing.
+    *,
+    pods: tuple[PodFact, ...],
+) -> tuple[str, str]:
+    """Return what the policy requires and these servers cannot do, and why; empty without it.
 
-    No cluster can measure the whole server or prove a swap on live traffic. All launches run a
-    table or none does, so a table has no canary over launches; and a server may refuse one, as in
-    its batch-invariant mode.
+    No cluster can measure the whole server. All launches run a table or none does, so a table has
+    no canary over launches; and a server may refuse one, as in its batch-invariant mode.
     """
     if policies is None or target is None:
-        return ""
+        return "", ""
     chosen, _ = gate_facts.choose(policies, kernel, labels=gate_facts.labels_of(target))
     if chosen is None:
-        return ""
+        return "", ""
     limits = limits_of(chosen.policy)
     if limits.end_to_end is EndToEndRule.REQUIRED:
-        return "end-to-end-unavailable"
+        return "end-to-end-unavailable", ""
     if limits.live_proof.mode is LiveProofMode.REQUIRED:
-        return "live-proof-unavailable"
+        why = live_proofs.unavailable(pods)
+        if why:
+            return "live-proof-unavailable", why
     if not is_tunable(kernel):
-        return ""
+        return "", ""
     if limits.canary.steps or limits.canary.shadow_first:
-        return "canary-not-possible"
+        return "canary-not-possible", ""
     launched = world.tunables.launched(target.full_name, kernel)
     refused = launched.refused if launched is not None else ""
-    return refused if not refused or _CODE.fullmatch(refused) else str(NotTried.SERVER_REFUSES)
+    known = not refused or _CODE.fullmatch(refused)
+    return refused if known else str(NotTried.SERVER_REFUSES), ""
 
 
 def baseline(world: ClusterView, target: TuningTarget, kernel: str) -> Digest | None:
@@ -281,6 +313,10 @@ def _pod(
     said, told = world.reports.of(pod.uid), orders.get(pod.uid)
     slots = said.watch.slots if said is not None and said.watch is not None else ()
     proposal = resource.stage_proposal().id
+    about: dict[str, Any] = {
+        "environment": environment_of_pod(said),
+        "proof": live_proofs.proof_fact(said, resource, uid=pod.uid, now=now),
+    }
     if all(slot.definition != kernel for slot in slots):
         held = held_fact(said, kernel=kernel, proposal=proposal)
         fact = presumed(resource, pod, told)
@@ -290,8 +326,8 @@ def _pod(
         if said is not None and said.watch is not None and _runs_own_choice(kernel, told):
             assert told is not None, "see there"
             fact = replace(fact, epoch=told.epoch, newest_epoch=told.epoch)
-        return replace(fact, ends=pod.ends, held=held)
-    return pod_fact(
+        return replace(fact, ends=pod.ends, held=held, **about)
+    fact = pod_fact(
         said,
         name=pod.name,
         uid=pod.uid,
@@ -301,6 +337,17 @@ def _pod(
         now=now,
         ends=pod.ends,
     )
+    return replace(fact, **about)
+
+
+def environment_of_pod(said: PodReports | None) -> str | None:
+    """Return what a pod's processes run on, empty if they differ; None while that is not known.
+
+    A sidecar reports its slots last, so that a pod whose slots are known has reported the rest.
+    """
+    if said is None or said.hello is None or said.watch is None:
+        return None
+    return environment_digest(said.hello.environments) or ""
 
 
 def _runs_own_choice(kernel: str, told: PodOrder | None) -> bool:

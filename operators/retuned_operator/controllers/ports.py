@@ -375,6 +375,16 @@ class Ledger(Protocol):
         """
         ...
 
+    def keep_proof(self, document: bytes) -> Digest:
+        """Keep the pairs of a live proof with their verdict, signed; return their digest.
+
+        Raises
+        ------
+        TemporaryError
+            If they cannot be kept now.
+        """
+        ...
+
     def table(self, digest: Digest) -> ProvenTable | None:
         """Return a table by the digest of its text; None where there is none."""
         ...

@@ -26,7 +26,7 @@ from retuned.control.facts import RolloutAction
 from retuned.errors import RetunedError
 from retuned.ports import Telemetry
 from retuned.stages.proposal import Proposal
-from retuned_operator.controllers import conditions, writer
+from retuned_operator.controllers import conditions, live_proofs, writer
 from retuned_operator.controllers.cluster_view import ClusterView, Rollouts, facts_of, rollouts_of
 from retuned_operator.controllers.writer import ClusterWriter
 from retuned_operator.kube.errors import Conflict
@@ -121,6 +121,9 @@ class Proposals:
         facts = facts_of(self._world, rollouts, resource)
         step = proposal.step(leaving(resource), facts, now=now)
         status = conditions.with_proposal_conditions(resource, step.status, now=now)
+        status = live_proofs.with_evidence(
+            resource, status, reports=self._world.reports, ledger=self._world.ledger
+        )
         with self._turn(resource, status):
             after = self._acting.status(PROPOSALS, resource, status)
             self._tell(resource, status)
@@ -190,6 +193,7 @@ class Proposals:
         for step in status.history:
             if step not in resource.status.history:
                 writer.proposal_moved(self._telemetry, step, status)
+        live_proofs.count_verdicts(self._telemetry, resource.status, status)
 
     def _act(
         self, target: TuningTarget | None, resource: SwapProposal, action: RolloutAction

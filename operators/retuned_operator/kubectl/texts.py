@@ -25,6 +25,7 @@ from retuned_operator.schema import ProposalPhase, SwapDecision, SwapProposal, w
 
 _ASKS = (ProposalPhase.AWAITING_APPROVAL, ProposalPhase.PAUSED)
 _PHASES_SHOWN = 6
+_PROOFS_SHOWN = 4
 
 
 def summary(found: SwapProposal) -> dict[str, Any]:
@@ -197,6 +198,8 @@ def _progress(found: SwapProposal) -> list[tuple[str, str]]:
         looks = status.analysis
         words = f"{looks.passed} passed, {looks.failed} failed, {looks.inconclusive} without data"
         rows.append(("looks", words))
+    for each in status.live_proofs[-_PROOFS_SHOWN:]:
+        rows.append(("live traffic", f"{each.name}: {each.sentence or each.phase or 'asked'}"))
     newest = status.history[-_PHASES_SHOWN:]
     if newest:
         steps = [f"{step.to} {step.at.isoformat(sep=' ', timespec='minutes')}" for step in newest]

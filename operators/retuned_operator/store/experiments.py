@@ -355,6 +355,10 @@ class StoreLedger:
         verdict = best.verdict.model_copy(update={"evidence": digest})
         return VerifiedWin(verdict=verdict, trust=best.solution.trust, table=table)
 
+    def keep_proof(self, document: bytes) -> Digest:
+        """Sign and keep the pairs of a live proof; see `Ledger.keep_proof`."""
+        return self._store.put_blob(seal(document, notary=self._notary))
+
     def task(self, experiment: KernelExperiment, role: JobRole, *, arch: str = "") -> str:
         """Return the lab's task; see `Ledger.task` and `Tasks`."""
         return self._tasks.task(experiment, role, arch=arch)

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.plane.pki import Authority
 
-from retuned.api.agent import Hello, PodRef
+from retuned.api.agent import Hello, PodRef, ProofOrder
 from retuned.clock import FakeClock
 from retuned.contract import Digest, Guard
 from retuned.errors import TemporaryError
@@ -79,6 +79,7 @@ class FakeFleet:
             for each in (POD, OTHER)
         }
         self.ordered: dict[str, tuple[SwapOrder, ...]] = {}
+        self.proven: dict[str, tuple[ProofOrder, ...]] = {}
         self.artifacts: dict[Digest, Mapping[str, bytes]] = {}
         self.signs_with = ""
 
@@ -88,6 +89,9 @@ class FakeFleet:
 
     def orders(self, pod: PodRecord) -> Sequence[SwapOrder]:
         return self.ordered.get(pod.uid, ())
+
+    def proofs(self, pod: PodRecord) -> Sequence[ProofOrder]:
+        return self.proven.get(pod.uid, ())
 
     def artifact(self, digest: Digest) -> Mapping[str, bytes] | None:
         return self.artifacts.get(digest)

@@ -20,8 +20,10 @@ from tests.operators.controllers.server import Faulty, Server, ended
 from tests.operators.controllers.server_pods import WORLD, ServerPod
 from tests.operators.world import GROUPS, POLICY
 
+from retuned.api.agent import ProofOrder
 from retuned.clock import FakeClock
 from retuned.control import ResultFact
+from retuned.control.live_proofs import proof_orders
 from retuned.ports import Spans
 from retuned.stages.gate import DecisionKind, StopPolicy
 from retuned.stages.swap import SwapOrder
@@ -174,6 +176,7 @@ class Cluster:
             if server.says == "silent":
                 continue
             server.carry_out(self.orders_of(server))
+            server.asked = self.proofs_of(server)
             self.tell(server)
 
     def orders_of(self, server: ServerPod) -> Sequence[SwapOrder]:
@@ -183,6 +186,10 @@ class Cluster:
         return desired_orders(
             server.name, server.uid, target=self.target(), proposals=self.proposals()
         )
+
+    def proofs_of(self, server: ServerPod) -> Sequence[ProofOrder]:
+        """Return what the operator asks a pod to prove."""
+        return proof_orders(server.uid, self.proposals())
 
     def tell(self, server: ServerPod) -> None:
         """Let one sidecar tell how its server stands."""

@@ -9,7 +9,7 @@ from unittest import mock
 
 from tests.operators import examples
 
-from retuned.contract import Digest, Guard, Solution, TrustClass, Workload
+from retuned.contract import Digest, Guard, Solution, TrustClass, Workload, digest_of
 from retuned.control import ResultFact
 from retuned.control.analysis import Compared
 from retuned.errors import Refused
@@ -61,6 +61,8 @@ class FakeLedger:
         self.beliefs: list[Hypothesis] = []
         self.tried: list[Finding] = []
         self.tables: dict[Digest, ProvenTable] = {}
+        self.proofs: list[bytes] = []
+        """What was kept of live proofs, oldest first."""
         self.collecting: Callable[[KernelExperiment], object] = lambda _: None
 
     def belief(self, id: str) -> Hypothesis | None:
@@ -106,6 +108,10 @@ class FakeLedger:
         self, table: TableText, solution: Solution, *, guard: Guard, target: str
     ) -> None:
         self.tables[table.digest] = ProvenTable(solution=solution.digest, text=table.text)
+
+    def keep_proof(self, document: bytes) -> Digest:
+        self.proofs.append(document)
+        return digest_of(document.decode())
 
     def table(self, digest: Digest) -> ProvenTable | None:
         return self.tables.get(digest)

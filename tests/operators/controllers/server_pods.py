@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from tests.operators import examples
 from tests.operators.controllers.memory import KERNEL
 
-from retuned.api.agent import BlockedOrder, Hello, PodRef, ProcessEnvironment, SlotWatch, WatchPost
+from retuned.api.agent import (
+    BlockedOrder,
+    Hello,
+    PodProof,
+    PodRef,
+    ProcessEnvironment,
+    ProofOrder,
+    ProofPost,
+    SlotWatch,
+    WatchPost,
+)
 from retuned.contract import Digest
 from retuned.stages.swap import SwapKind, SwapOrder
 from retuned.stages.watch import WatchAction, WatchReport
+from retuned_operator.agent_api import Said
 from retuned_operator.controllers.target import environment_of
 
 SERVER = ProcessEnvironment(process="1", device="gfx942", triton="3.9.0")
@@ -48,6 +59,13 @@ class ServerPod:
     held: BlockedOrder | None = None
     swaps: list[tuple[int, Digest | None]] = field(default_factory=list)
 
+    steps: str | None = None
+    """Why its steps cannot be timed, empty if they can; None: its sidecar reports no proofs."""
+    asked: Sequence[ProofOrder] = ()
+    """What the operator asks it to prove."""
+    proves: Callable[[ProofOrder], PodProof | None] = lambda _: None
+    """What it reports of a proof."""
+
     def carry_out(self, orders: Sequence[SwapOrder]) -> None:
         """Do what is ordered and not done yet; without orders there is the original."""
         if self.active is not None and not orders:  # see `retuned.node.order_intake.withdraw`
@@ -62,8 +80,8 @@ class ServerPod:
                 if order.kind is SwapKind.ROLLBACK:
                     self.says = "keep"
 
-    def says_now(self, namespace: str, *, target: str, at: datetime) -> tuple[Hello, WatchPost]:
-        """Return what the sidecar posts: who it is, and how its server stands."""
+    def says_now(self, namespace: str, *, target: str, at: datetime) -> Sequence[Said]:
+        """Return what the sidecar posts: who it is, live proofs, and how its server stands."""
         ref = PodRef(namespace=namespace, name=self.name, uid=self.uid)
         report = None
         if self.says != "none" and self.proposal:
@@ -77,8 +95,11 @@ class ServerPod:
             proposal=self.proposal,
             report=report,
         )
+        proofs = filter(None, map(self.proves, self.asked))
+        post = ProofPost(pod=ref, target=target, unavailable=self.steps or "", proofs=tuple(proofs))
         return (
             Hello(pod=ref, target=target, version=1, release="1", at=at, environments=(SERVER,)),
+            *([] if self.steps is None else [post]),
             WatchPost(
                 pod=ref,
                 target=target,

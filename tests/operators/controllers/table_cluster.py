@@ -75,7 +75,8 @@ class Agent:
         return Ack(unheard=heard is None or heard.hello is None)
 
     def orders(self, *, after: int, wait_s: float) -> Orders:
-        return as_orders(self.cluster.orders_of(self.cluster.servers[self.pod.uid]))
+        server = self.cluster.servers[self.pod.uid]
+        return as_orders(self.cluster.orders_of(server), self.cluster.proofs_of(server))
 
     def done(self, said: OrderDone, *, traceparent: str = "") -> None:
         self._take(said)

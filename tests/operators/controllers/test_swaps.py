@@ -516,7 +516,7 @@ def test_a_pod_whose_live_kernel_has_no_slot_yet_can_be_told_and_others_that_say
     resource.status.rollout = None
     seen = ObservedPod(name="chat-0", uid="u-0", ready=True)
     watch = mock.Mock(slots=(), held=())
-    said = mock.Mock(watch=watch)
+    said = mock.Mock(watch=watch, hello=None, proofs=None)
 
     def ready(*, is_live: bool, says: object) -> bool:
         world = mock.Mock()
@@ -526,4 +526,4 @@ def test_a_pod_whose_live_kernel_has_no_slot_yet_can_be_told_and_others_that_say
     assert ready(is_live=True, says=said)
     assert not ready(is_live=False, says=said), "a server that is still building its model"
     assert not ready(is_live=True, says=None), "nobody has heard of it"
-    assert not ready(is_live=True, says=mock.Mock(watch=None))
+    assert not ready(is_live=True, says=mock.Mock(watch=None, hello=None, proofs=None))

@@ -63,6 +63,22 @@ def test_a_rollout_says_how_far_it_is_and_what_a_pod_waits_for(cluster: Cluster,
     assert "expires" not in shown, "what has begun does not"
 
 
+def test_a_rollout_shows_its_live_proofs(cluster: Cluster, run: Run) -> None:
+    at = "2026-03-02T12:00:00Z"
+    rollout = {"startedAt": at, "waveStartedAt": at, "lastSwapAt": at, "pods": []}
+    asked = {"epoch": 2, "wave": 0, "swapped": 1, "since": at, "rule": {"mode": "required"}}
+    sentence = "helps (faster): steps take 4.0 % less time"
+    proofs = [
+        {"name": "chat-0", "uid": "u0"} | asked | {"verdict": "helps", "sentence": sentence},
+        {"name": "chat-1", "uid": "u1"} | asked | {"phase": "pilot"},
+    ]
+    told = {"reason": "live-proof-running", "rollout": rollout, "liveProofs": proofs}
+    cluster.proposal(cluster.policy(), phase="Proving", status=told)
+    shown = run("show", NAME)
+    assert f"chat-0: {sentence}" in " ".join(shown.split())
+    assert "chat-1: pilot" in shown
+
+
 def test_names_cannot_steer_a_terminal(cluster: Cluster, run: Run) -> None:
     cluster.proposal(None, risk={"level": "low", "reasons": ["\x1b[31mred"]})
     assert "\x1b" not in run("show", NAME)

@@ -246,6 +246,23 @@ def test_swaps_and_drift_of_the_cluster_have_their_pages(page: Page) -> None:
     assert "is not kept any more" in page.get("/drift/serving/chat/x").text
 
 
+def test_the_history_of_a_proposal_has_the_verdicts_of_its_live_proofs(page: Page) -> None:
+    asked = {"epoch": 2, "wave": 0, "swapped": 1, "since": "2026-03-02T12:00:00Z", "rule": {}}
+    sentence = "harms (slower): steps take 3.0 % longer"
+    proofs = [
+        {"name": "chat-0", "uid": "u0", "verdict": "harms", "sentence": sentence}
+        | asked
+        | {"at": "2026-03-02T12:10:00Z"},
+        {"name": "chat-1", "uid": "u1"} | asked,
+    ]
+    status = {"liveProofs": proofs}
+    page.cluster.proposal(page.cluster.policy(), phase="RollingBack", status=status)
+    shown = page.get(f"/proposals/{NAME}").text
+    assert "live-proof-harms" in shown
+    assert f"chat-0: {sentence}" in shown
+    assert "chat-1" not in shown, "what runs has no verdict yet"
+
+
 def test_what_accelerators_did_stands_beside_a_drift_and_what_no_sidecar_says_does_not(
     page: Page,
 ) -> None:

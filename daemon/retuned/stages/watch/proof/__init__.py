@@ -10,12 +10,14 @@ records steps and stores the state.
         state = step(state, PairMeasured(state.plan.number, first, second, at_s=now))  # store it
     consequence(state.report, settings)
 
+A control plane that hears of a verdict computes it again from the pairs: `replay`.
+
 `normaliser` fits what a step should take, `design` computes the difference of a pair, `evidence`
 the E-values, `account` where the time of a step went.
 """
 
 from retuned.stages.watch.proof.account import Pace, Prediction, predict, settle_account
-from retuned.stages.watch.proof.decide import begin, next_pair, step
+from retuned.stages.watch.proof.decide import begin, next_pair, replay, step
 from retuned.stages.watch.proof.design import Coin, MeasuredBlock, block_is_over, block_length_s
 from retuned.stages.watch.proof.records import (
     Arm,
@@ -24,6 +26,7 @@ from retuned.stages.watch.proof.records import (
     PairKind,
     PairPlan,
     PairResult,
+    ProofClaim,
     ProofReason,
     ProofReport,
     ProofSettings,
@@ -34,8 +37,9 @@ from retuned.stages.watch.proof.records import (
     VoidReason,
     columns_of,
     percent_of,
+    settings_of,
 )
-from retuned.stages.watch.proof.report import Consequence, consequence, next_scale
+from retuned.stages.watch.proof.report import Consequence, consequence, keeps, next_scale
 from retuned.stages.watch.proof.state import (
     Event,
     Interrupted,
@@ -67,6 +71,7 @@ __all__ = [
     "PairResult",
     "Phase",
     "Prediction",
+    "ProofClaim",
     "ProofReason",
     "ProofReport",
     "ProofSettings",
@@ -84,10 +89,13 @@ __all__ = [
     "block_length_s",
     "columns_of",
     "consequence",
+    "keeps",
     "next_pair",
     "next_scale",
     "percent_of",
     "predict",
+    "replay",
+    "settings_of",
     "settle_account",
     "step",
 ]

@@ -136,9 +136,14 @@ def _sum(values: Floats) -> float | None:
 
 
 def result_of(
-    plan: PairPlan, first: ArmSums, second: ArmSums, *, scale: float, void: VoidReason | None = None
+    plan: PairPlan | PairResult,
+    first: ArmSums,
+    second: ArmSums,
+    *,
+    scale: float,
+    void: VoidReason | None = None,
 ) -> PairResult:
-    """Return the result of a pair from the sums of its blocks."""
+    """Return the result of a pair from the sums of its blocks, in the order of time."""
     on, off = (first, second) if plan.first is Arm.ON else (second, first)
     if void is not None:
         return PairResult(

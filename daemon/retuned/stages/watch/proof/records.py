@@ -22,6 +22,8 @@ from retuned.stages.gate import LiveProof
 Floats = NDArray[np.float64]
 Seconds = Annotated[float, Field(ge=0.0, lt=1e9)]
 Share = Annotated[float, Field(gt=0.0, lt=1.0)]
+MAX_PAIRS = 4096
+"""Most pairs of a proof that a node reports; half an hour has 900."""
 _POLICY = LiveProof()
 """The defaults of a policy."""
 
@@ -193,6 +195,20 @@ class ProofSettings(Record):
         return math.log1p(self.max_harm)
 
 
+def settings_of(rule: LiveProof) -> ProofSettings:
+    """Return the settings of a proof under a policy's rule."""
+    return ProofSettings(
+        mode=rule.mode.value,
+        min_effect=rule.min_effect,
+        max_harm=rule.max_harm,
+        max_duration_s=rule.max_duration.total_seconds(),
+        long_blocks=rule.long_blocks,
+        on_no_effect=rule.on_no_effect.value,
+        on_too_little_traffic=rule.on_too_little_traffic.value,
+        retries=0,
+    )
+
+
 class PairKind(StrEnum):
     SHAM = "sham"
     """Both blocks ran the original; the labels are coins all the same."""
@@ -315,6 +331,8 @@ class ProofReason(StrEnum):
     """Sham pairs showed an effect."""
     NOT_SWITCHABLE = "not-switchable"
     """Steps are too irregular for a comparison."""
+    CONTRADICTED = "contradicted"
+    """A node's verdict does not follow from the pairs that it reports."""
 
 
 class EvidenceLogs(Record):
@@ -358,6 +376,19 @@ class StepAccount(Record):
     """Whether the host sets the pace: the gaps took up what the GPU saved."""
     elsewhere: bool = False
     """Whether other GPU work got slower: the kernel saved time and GPU time did not fall."""
+
+
+class ProofClaim(Record):
+    """What a node reports of a proof that has ended: untrusted until `replay` has judged it."""
+
+    verdict: Verdict
+    reason: ProofReason
+    pairs: tuple[PairResult, ...] = Field(max_length=MAX_PAIRS)
+    """All results in the order of their numbers, sham and void pairs included."""
+    pilot_huge: int = Field(default=0, ge=0, lt=1 << 53)
+    """As `ProofState.pilot_huge`."""
+    seconds: Seconds = 0.0
+    """Time since the pilot ended, by the wall."""
 
 
 class ProofReport(Record):

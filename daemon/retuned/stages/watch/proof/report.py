@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from enum import StrEnum
 
+from retuned.stages.gate import LiveProof
 from retuned.stages.watch.proof.account import settle_account
 from retuned.stages.watch.proof.evidence import interval, location, scale_of, visible_effect
 from retuned.stages.watch.proof.records import (
@@ -17,6 +18,7 @@ from retuned.stages.watch.proof.records import (
     ProofSettings,
     StepAccount,
     Verdict,
+    settings_of,
 )
 from retuned.stages.watch.proof.state import ProofState
 
@@ -64,6 +66,11 @@ def consequence(report: ProofReport, settings: ProofSettings, *, attempts: int =
             return Consequence.PARK if again else Consequence.WITHDRAW
         case Verdict.HARMS:
             return Consequence.WITHDRAW
+
+
+def keeps(report: ProofReport, rule: LiveProof) -> bool:
+    """Return whether a swap stays in force after this report."""
+    return consequence(report, settings_of(rule)) is Consequence.KEEP
 
 
 def next_scale(state: ProofState) -> float:

@@ -1,0 +1,153 @@
+"""Live proofs of a cluster: from what sidecars report to facts, and the evidence of a verdict.
+
+What a sidecar reports is untrusted. Its verdict counts only as far as the pairs that it reports
+lead to the same one; their sums are the node's word.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+
+from retuned.api.agent import PodProof
+from retuned.api.proposal import LiveProofStatus, SwapProposal, SwapProposalStatus
+from retuned.control import PodFact, gate_facts, live_proofs
+from retuned.control.facts import PolicyFact, ProofFact
+from retuned.ports import Telemetry
+from retuned.report.live_proof import sentence_of
+from retuned.stages.gate import LiveProof
+from retuned.stages.watch.proof import ProofReason, ProofReport, Verdict, replay, settings_of
+from retuned_operator.agent_api.reports import PodReports, proof_of
+from retuned_operator.controllers.ports import Ledger, Reports
+from retuned_operator.schema import TuningTarget
+
+_EARLY = 0.9
+"""A proof that time ends has lasted at least this share of its longest duration."""
+
+
+def rule_of(
+    policies: tuple[PolicyFact, ...] | None, target: TuningTarget | None, kernel: str
+) -> LiveProof | None:
+    """Return the policy's rule for a kernel, the default without one; None while unknown."""
+    if policies is None or target is None:
+        return None
+    chosen, _ = gate_facts.choose(policies, kernel, labels=gate_facts.labels_of(target))
+    return chosen.policy.spec.live_proof if chosen is not None else LiveProof()
+
+
+def proof_fact(
+    said: PodReports | None, resource: SwapProposal, *, uid: str, now: datetime
+) -> ProofFact | None:
+    """Return what a pod reports of live proofs; None if its sidecar does not report them."""
+    if said is None or said.proofs is None:
+        return None
+    post = said.proofs
+    posted = _posted(said, resource)
+    entry = _open_entry(resource.status.live_proofs, uid)
+    report, sentence = None, ""
+    if posted is not None and entry is not None and posted.epoch == entry.epoch:
+        report, sentence = judged(posted, entry, now=now)
+    return ProofFact(
+        unavailable=post.unavailable,
+        temporary=post.temporary,
+        epoch=posted.epoch if posted is not None else 0,
+        phase=str(posted.phase) if posted is not None else "",
+        report=report,
+        sentence=sentence,
+    )
+
+
+def judged(
+    posted: PodProof, entry: LiveProofStatus, *, now: datetime
+) -> tuple[ProofReport | None, str]:
+    """Return the verdict that follows from a pod's pairs, with its sentence; None before one."""
+    claim = posted.claim
+    if claim is None:
+        return None, ""
+    try:
+        report = replay(claim, settings_of(entry.rule))
+        early = now < entry.since + _EARLY * entry.rule.max_duration
+        by_time = report.verdict is Verdict.TOO_LITTLE_TRAFFIC
+        if early and (by_time or report.reason is ProofReason.NOT_SHOWN_IN_TIME):
+            raise ValueError("its time was not over")
+    except ValueError as error:
+        report = ProofReport(verdict=Verdict.NOT_CONCLUDED, reason=ProofReason.CONTRADICTED)
+        return report, f"{sentence_of(report)}: {error}"
+    return report, sentence_of(report)
+
+
+def unavailable(pods: Sequence[PodFact]) -> str:
+    """Return which server cannot prove a swap, and why; empty if each that serves can now."""
+    found = []
+    for pod in pods:
+        reason = live_proofs.why_not(pod)
+        if reason is None and pod.proof is not None and pod.proof.temporary:
+            reason = pod.proof.unavailable
+        if reason is not None and pod.ready:
+            found.append(f"{pod.name}: {reason}")
+    return "no live proof is possible: " + ", ".join(found[:8]) if found else ""
+
+
+def with_evidence(
+    resource: SwapProposal, status: SwapProposalStatus, *, reports: Reports, ledger: Ledger
+) -> SwapProposalStatus:
+    """Return a status whose new verdicts have their signed pairs in the store.
+
+    Raises
+    ------
+    TemporaryError
+        If they cannot be kept now: the verdict is written with them or not at all.
+    """
+    new = _new_verdicts(resource.status, status)
+    digests = {}
+    for each in new:
+        posted = _posted(reports.of(each.uid), resource)
+        if posted is not None and posted.epoch == each.epoch and posted.claim is not None:
+            digests[each.uid] = ledger.keep_proof(_document(resource, each, posted))
+    proofs = tuple(
+        each.model_copy(update={"evidence": digests[each.uid]})
+        if each in new and each.uid in digests
+        else each
+        for each in status.live_proofs
+    )
+    return status.model_copy(update={"live_proofs": proofs}) if digests else status
+
+
+def count_verdicts(
+    telemetry: Telemetry, before: SwapProposalStatus, after: SwapProposalStatus
+) -> None:
+    """Count the verdicts that a step has written."""
+    for each in _new_verdicts(before, after):
+        telemetry.count(
+            "retuned_live_proof_verdicts_total", verdict=each.verdict, reason=each.reason
+        )
+
+
+def _new_verdicts(
+    before: SwapProposalStatus, after: SwapProposalStatus
+) -> tuple[LiveProofStatus, ...]:
+    known = {(each.uid, each.epoch) for each in before.live_proofs if each.verdict}
+    proofs = after.live_proofs
+    return tuple(each for each in proofs if each.verdict and (each.uid, each.epoch) not in known)
+
+
+def _document(resource: SwapProposal, entry: LiveProofStatus, posted: PodProof) -> bytes:
+    body = {
+        "gate": "live-proof",
+        "proposal": posted.proposal,
+        "definition": resource.spec.kernel,
+        "artifact": resource.spec.artifact.digest,
+        "judged": entry.model_dump(mode="json", exclude={"evidence"}),
+        "reported": posted.model_dump(mode="json"),
+    }
+    return json.dumps(body).encode()
+
+
+def _posted(said: PodReports | None, resource: SwapProposal) -> PodProof | None:
+    proposal = resource.stage_proposal().id
+    return proof_of(said, kernel=resource.spec.kernel, proposal=proposal)
+
+
+def _open_entry(entries: Sequence[LiveProofStatus], uid: str) -> LiveProofStatus | None:
+    return next((each for each in entries if each.uid == uid and not each.verdict), None)

@@ -1,0 +1,133 @@
+"""Swaps to prove, and what pods report of them, over HTTPS."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.operators.agent_api.agent_world import OTHER, POD, TARGET, AgentWorld, an_order
+from tests.operators.agent_api.test_bounds import code, raw
+
+from retuned.api.agent import PodProof, ProofOrder, ProofPost
+from retuned.errors import Refused
+from retuned.stages.gate import LiveProof, LiveProofMode
+from retuned.stages.watch.proof import (
+    Arm,
+    ArmSums,
+    PairKind,
+    PairResult,
+    Phase,
+    ProofClaim,
+    ProofReason,
+    Verdict,
+)
+
+__all__ = ["raw"]  # a fixture
+
+ORDER = an_order("sha256:" + "1" * 64, epoch=2)
+ASKED = ProofOrder(
+    order=ORDER.id,
+    proposal=ORDER.proposal,
+    definition=ORDER.definition,
+    epoch=ORDER.epoch,
+    rule=LiveProof(mode=LiveProofMode.REQUIRED),
+)
+PAIR = PairResult(
+    number=0, kind=PairKind.SHORT, first=Arm.ON, d=0.1, scale=0.1, on=ArmSums(), off=ArmSums()
+)
+CLAIM = ProofClaim(verdict=Verdict.HELPS, reason=ProofReason.FASTER, pairs=(PAIR,))
+PROOF = PodProof(
+    order=ORDER.id,
+    proposal=ORDER.proposal,
+    definition=ORDER.definition,
+    epoch=ORDER.epoch,
+    phase=Phase.DONE,
+    pairs=1,
+    claim=CLAIM,
+)
+POST = ProofPost(pod=POD, target=TARGET, proofs=(PROOF,))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[AgentWorld]:
+    found = AgentWorld(tmp_path)
+    yield found
+    found.close()
+
+
+def test_a_pod_learns_what_it_is_to_prove_with_its_orders(world: AgentWorld) -> None:
+    world.order(ORDER)
+    client = world.client()
+    before = client.orders(after=0, wait_s=0.0)
+    assert before.proofs == ()
+    world.fleet.proven[POD.uid] = (ASKED,)
+    after = client.orders(after=before.revision, wait_s=0.0)
+    assert (after.orders, after.proofs) == (before.orders, (ASKED,))
+    assert after.revision != before.revision, "who waits for orders is woken"
+    assert world.client(OTHER).orders(after=0, wait_s=0.0).proofs == ()
+
+
+def test_a_sidecar_of_an_older_release_is_not_asked(world: AgentWorld, raw: httpx.Client) -> None:
+    world.order(ORDER)
+    plain = raw.get("/v1/orders?after=0&wait=0&traces=1").json()
+    world.fleet.proven[POD.uid] = (ASKED,)
+    assert raw.get("/v1/orders?after=0&wait=0&traces=1").json() == plain
+    assert "proofs" not in plain
+
+
+def test_a_report_is_taken_as_it_was_sent(world: AgentWorld) -> None:
+    world.client().post(POST)
+    ((receipt, said),) = world.inbox.taken
+    assert (receipt.pod.uid, said) == (POD.uid, POST)
+    with pytest.raises(Refused, match="not-your-pod"):
+        world.client().post(POST.model_copy(update={"pod": OTHER}))
+
+
+def changed(path: str, value: Any) -> bytes:
+    """Return the report with one field replaced, by its path."""
+    body = json.loads(POST.model_dump_json())
+    place, *keys = body, *path.split(".")
+    for key in keys[:-1]:
+        place = place[int(key) if key.isdigit() else key]
+    place[keys[-1]] = value
+    return json.dumps(body).encode()
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("extra", 1),
+        ("unavailable", "Not A Code"),
+        ("temporary", "yes"),
+        ("proofs", [json.loads(PROOF.model_dump_json())] * 17),
+        ("proofs.0.extra", 1),
+        ("proofs.0.epoch", 0),
+        ("proofs.0.phase", "won"),
+        ("proofs.0.pairs", -1),
+        ("proofs.0.claim.verdict", "wins"),
+        ("proofs.0.claim.reason", "because"),
+        ("proofs.0.claim.pilot_huge", -1),
+        ("proofs.0.claim.seconds", -1.0),
+        ("proofs.0.claim.seconds", 1e12),
+        ("proofs.0.claim.pairs.0.kind", "other"),
+        ("proofs.0.claim.pairs.0.number", -1),
+        ("proofs.0.claim.pairs.0.d", float("nan")),
+        ("proofs.0.claim.pairs.0.d", "0.1"),
+        ("proofs.0.claim.pairs.0.on", {"steps": 1, "extra": 1}),
+        ("proofs.0.claim.pairs", [json.loads(PAIR.model_dump_json())] * 4097),
+    ],
+)
+def test_what_is_not_exactly_a_report_of_proofs_is_refused(
+    world: AgentWorld, raw: httpx.Client, path: str, value: Any
+) -> None:
+    assert code(raw.post("/v1/proofs", content=changed(path, value))) == (422, "body-invalid")
+    assert world.inbox.taken == []
+
+
+def test_a_report_that_is_too_large_is_refused(world: AgentWorld, raw: httpx.Client) -> None:
+    assert code(raw.post("/v1/proofs", content=b" " * (5 << 20))) == (413, "body-too-large")
+    assert world.inbox.taken == []

@@ -1,0 +1,379 @@
+"""Live proofs in a cluster: the controllers, what pods report, and what they only say."""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.operators import examples
+from tests.operators.controllers.cluster import Cluster
+from tests.operators.controllers.memory import KERNEL
+from tests.operators.controllers.server_pods import SERVER, WORLD, ServerPod
+from tests.operators.controllers.table_cluster import KEY, Agent
+from tests.operators.controllers.test_swaps import active, agree, phase, propose, reached
+from tests.operators.world import POLICY
+from tests.sidecar.sidecar_world import CLEAN, PodWorld
+from tests.stages.watch_proof.blocks import Run, slower
+from tests.standalone.test_live_proof_loop import Live
+
+from retuned.api.agent import PodProof, PodRef, ProofOrder, ProofPost
+from retuned.api.proposal import LiveProofStatus
+from retuned.contract import Digest
+from retuned.errors import TemporaryError
+from retuned.ports import Swapper
+from retuned.runtime_client.fake import FakeSwapper
+from retuned.sidecar import live_proofs
+from retuned.sidecar.artifacts import Artifacts
+from retuned.sidecar.key_pinning import PinnedKeys
+from retuned.sidecar.main import Sidecar
+from retuned.sidecar.operator_api import take_bundle
+from retuned.sidecar.store import PodStore
+from retuned.stages.watch.proof import (
+    Phase,
+    ProofClaim,
+    ProofReason,
+    ProofSettings,
+    Verdict,
+    settings_of,
+)
+from retuned.stages.watch.proof.records import MAX_PAIRS
+from retuned.store.keys import Ed25519Notary
+from retuned_operator.agent_api.artifacts import bundle_of, pieces
+from retuned_operator.agent_api.requests import MAX_BYTES
+from retuned_operator.schema import ProposalPhase as P
+
+OPEN = datetime(2026, 3, 3, 0, 30, tzinfo=UTC)
+NEW = examples.ARTIFACT
+
+
+def policy(**rule: Any) -> dict[str, Any]:
+    body: dict[str, Any] = yaml.safe_load(POLICY)
+    del body["spec"]["windows"]
+    body["spec"]["liveProof"] = {"mode": "required", "longBlocks": 0} | rule
+    return body
+
+
+@functools.cache
+def _claim(rule: ProofSettings, by: float) -> ProofClaim:
+    run = Run(rule)
+    run.pilot()
+    state = run.until_done(slower(by))
+    report = state.report
+    assert report is not None
+    return ProofClaim(
+        verdict=report.verdict,
+        reason=report.reason,
+        pairs=state.pairs,
+        pilot_huge=state.pilot_huge,
+        seconds=report.seconds,
+    )
+
+
+def claim(asked: ProofOrder, by: float) -> ProofClaim:
+    """Return what an honest pod reports of a swap that changes step time by this ratio."""
+    return _claim(settings_of(asked.rule), by)
+
+
+def reports(
+    by: float, lie: Callable[[ProofClaim], ProofClaim] = lambda true: true
+) -> Callable[[ProofOrder], PodProof]:
+    def proves(asked: ProofOrder) -> PodProof:
+        return PodProof(
+            order=asked.order,
+            proposal=asked.proposal,
+            definition=asked.definition,
+            epoch=asked.epoch,
+            phase=Phase.DONE,
+            pairs=40,
+            claim=lie(claim(asked, by)),
+        )
+
+    return proves
+
+
+def able(cluster: Cluster, proves: Callable[[ProofOrder], PodProof | None]) -> None:
+    for server in cluster.servers.values():
+        server.steps, server.proves = "", proves
+
+
+def begun(*, pods: int = 3, **rule: Any) -> Cluster:
+    cluster = Cluster(OPEN, pods=pods, policy=policy(**rule))
+    propose(cluster)
+    agree(cluster)
+    return cluster
+
+
+def proofs(cluster: Cluster) -> tuple[LiveProofStatus, ...]:
+    (proposal,) = cluster.proposals()
+    return proposal.status.live_proofs
+
+
+def test_required_holds_no_swap_where_pods_can_prove_it() -> None:
+    cluster = begun()
+    able(cluster, reports(-0.03))
+    reached(cluster, P.PROMOTED)
+    assert set(active(cluster)) == {NEW}
+    first = proofs(cluster)[0]
+    assert (first.verdict, first.reason, first.wave) == ("helps", "faster", 0)
+    assert first.sentence.startswith("helps (faster): steps take 3.")
+    assert first.low is not None
+    assert first.effect is not None
+    assert first.low < first.effect < 0.0
+    assert first.pairs >= 4
+    assert len({each.uid for each in proofs(cluster)}) == len(proofs(cluster)) > 1
+    document = json.loads(cluster.ledger.proofs[0])
+    assert len(document["reported"]["claim"]["pairs"]) > first.pairs
+    assert (document["judged"]["verdict"], document["artifact"]) == ("helps", NEW)
+    counted = cluster.telemetry.counters
+    labels = frozenset({"verdict": "helps", "reason": "faster"}.items())
+    assert counted["retuned_live_proof_verdicts_total", labels] == len(proofs(cluster))
+
+
+@pytest.mark.parametrize("steps", [None, "several-servers"])
+def test_required_names_the_server_that_cannot_and_its_reason(steps: str | None) -> None:
+    cluster = begun()
+    able(cluster, reports(-0.03))
+    next(iter(cluster.servers.values())).steps = steps
+    for _ in range(20):
+        cluster.turn()
+    (proposal,) = cluster.proposals()
+    status = proposal.status
+    assert (status.phase, status.reason) == (P.SCHEDULED, "live-proof-unavailable")
+    assert status.detail == (f"no live proof is possible: chat-0: {steps or 'not-reported'}")
+    assert set(active(cluster)) == {None}
+    next(iter(cluster.servers.values())).steps = ""
+    reached(cluster, P.PROMOTED)
+
+
+def test_a_swap_that_harms_in_one_pod_goes_back_everywhere() -> None:
+    cluster = begun()
+    able(cluster, reports(-0.03))
+    reached(cluster, P.PROMOTING)
+    able(cluster, reports(0.03))
+    reached(cluster, P.ROLLED_BACK)
+    assert set(active(cluster)) == {None}
+    (quarantined,) = cluster.target().status.quarantine
+    assert quarantined.reason == "live-proof-slower"
+    assert proofs(cluster)[-1].verdict == "harms"
+
+
+@pytest.mark.parametrize(("mode", "end"), [("required", P.ROLLED_BACK), ("observe", P.PROMOTED)])
+def test_no_effect_follows_the_policy(mode: str, end: P) -> None:
+    cluster = begun(mode=mode)
+    able(cluster, reports(0.0))
+    cluster.until(lambda: phase(cluster) in (P.ROLLED_BACK, P.PROMOTED))
+    assert phase(cluster) is end
+    assert proofs(cluster)[0].verdict == "no-measurable-effect"
+    assert not cluster.target().status.quarantine
+
+
+def lie_about_the_verdict(true: ProofClaim) -> ProofClaim:
+    return true.model_copy(update={"verdict": Verdict.HELPS, "reason": ProofReason.FASTER})
+
+
+def lie_about_the_time(true: ProofClaim) -> ProofClaim:
+    few = tuple(pair for pair in true.pairs if pair.sham)
+    update = {"verdict": Verdict.TOO_LITTLE_TRAFFIC, "reason": ProofReason.FEW_STEPS}
+    return true.model_copy(update=update | {"pairs": few})
+
+
+@pytest.mark.parametrize("lie", [lie_about_the_verdict, lie_about_the_time])
+def test_a_pod_that_lies_about_its_verdict_keeps_no_swap(
+    lie: Callable[[ProofClaim], ProofClaim],
+) -> None:
+    cluster = begun(onTooLittleTraffic="keep")
+    able(cluster, reports(0.03, lie))
+    reached(cluster, P.ROLLED_BACK)
+    (entry,) = proofs(cluster)
+    assert (entry.verdict, entry.reason) == ("not-concluded", "contradicted")
+    assert "contradicted" in entry.sentence
+    assert set(active(cluster)) == {None}
+    assert not cluster.target().status.quarantine, "nothing is known of the artifact"
+    assert json.loads(cluster.ledger.proofs[0])["judged"]["reason"] == "contradicted"
+
+
+def test_a_report_of_another_order_or_pod_counts_for_nothing() -> None:
+    cluster = begun(pods=1)
+
+    def of_another(asked: ProofOrder) -> PodProof:
+        return reports(-0.03)(asked).model_copy(update={"epoch": asked.epoch + 1})
+
+    able(cluster, of_another)
+    reached(cluster, P.PROVING)
+    for _ in range(10):
+        cluster.turn()
+    assert phase(cluster) is P.PROVING
+    assert proofs(cluster)[0].verdict == ""
+
+
+def test_an_operator_that_begins_again_waits_for_the_same_pod() -> None:
+    cluster = begun()
+    able(cluster, lambda _: None)
+    reached(cluster, P.PROVING)
+    cluster.until(lambda: bool(proofs(cluster)))
+    before = proofs(cluster)
+    cluster.restart()
+    for _ in range(6):
+        cluster.turn()
+    assert phase(cluster) is P.PROVING
+    assert proofs(cluster) == before
+    able(cluster, reports(-0.03))
+    reached(cluster, P.PROMOTED)
+    assert proofs(cluster)[0].uid == before[0].uid
+
+
+def test_a_sidecar_that_disappears_is_decided_by_the_longest_duration() -> None:
+    cluster = begun(maxDuration="10m")
+    able(cluster, lambda _: None)
+    reached(cluster, P.PROVING)
+    cluster.until(lambda: bool(proofs(cluster)))
+    cluster.servers[proofs(cluster)[0].uid].says = "silent"
+    since = cluster.clock.now()
+    cluster.until(lambda: phase(cluster) not in (P.PROVING, P.PAUSED))
+    assert timedelta(minutes=10) < cluster.clock.now() - since < timedelta(minutes=20)
+    assert phase(cluster).is_going_back
+    assert proofs(cluster)[0].reason == "interrupted"
+
+
+def test_evidence_that_cannot_be_kept_now_delays_the_verdict() -> None:
+    cluster = begun()
+    able(cluster, reports(-0.03))
+    kept = cluster.ledger.keep_proof
+
+    def full(document: bytes) -> Digest:
+        raise TemporaryError("the disk is full", delay_s=1.0)
+
+    cluster.ledger.keep_proof = full  # type: ignore[method-assign]
+    reached(cluster, P.PROVING)
+    for _ in range(10):
+        cluster.turn()
+    assert proofs(cluster)[0].verdict == ""
+    cluster.ledger.keep_proof = kept  # type: ignore[method-assign]
+    reached(cluster, P.PROMOTED)
+    assert proofs(cluster)[0].evidence is not None
+
+
+def test_the_largest_report_fits_into_a_request() -> None:
+    pair = _claim(ProofSettings(long_blocks=0), -0.03).pairs[-1]
+    busy = pair.on.model_copy(update={"busy_s": 1.2345678901234567, "host_s": 1.2345678901234567})
+    full = pair.model_copy(update={"d_busy": 0.12345678901234567, "on": busy, "off": busy})
+    pairs = tuple(full.model_copy(update={"number": n}) for n in range(MAX_PAIRS))
+    whole = ProofClaim(verdict=Verdict.HELPS, reason=ProofReason.FASTER, pairs=pairs)
+    assert len(whole.model_dump_json()) < MAX_BYTES[ProofPost]
+
+
+# --- with real sidecars ---------------------------------------------------------------------------
+
+
+class ProvingPod(PodWorld):
+    """A pod with a real sidecar over a server with simulated steps."""
+
+    def __init__(self, folder: Path, cluster: ProvingCluster, server: ServerPod) -> None:
+        folder.mkdir(parents=True)
+        self.server = FakeSwapper((KERNEL,), runs_on=SERVER.environment())
+        super().__init__(folder)
+        self.clock, self.notary = cluster.clock, cluster.notary
+        ref = PodRef(namespace=cluster.namespace, name=server.name, uid=server.uid)
+        self.operator = ProvingAgent(cluster, ref)  # type: ignore[arg-type,assignment]  # its own
+        self.live = Live(self)  # type: ignore[arg-type]  # it has a clock and a server
+        self.start()
+
+    def swaps(self, store: PodStore, artifacts: Artifacts, believed: PinnedKeys) -> Swapper:
+        return self.server
+
+    def start(self, *, configured: str = "") -> Sidecar:
+        made = super().start(configured=configured)
+        if hasattr(self, "live"):
+            self.sidecar = Sidecar(replace(made.ctx, live_steps=self.live))
+        return self.sidecar
+
+    def work(self) -> None:
+        self.turn(0.0)
+        if self.server.slots()[0].active is not None:
+            self.server.counts[KERNEL] = dict(CLEAN)
+        live_proofs.prove(self.ctx, threading.Event())
+
+
+class ProvingAgent(Agent):
+    """The agent API, with one artifact that every pod may have."""
+
+    def artifact(self, digest: Digest, *, folder: Path) -> None:
+        files = self.cluster.files  # type: ignore[attr-defined]  # of a `ProvingCluster`
+        take_bundle(digest, pieces(bundle_of(digest, files), files), folder=folder)
+
+
+class ProvingCluster(Cluster):
+    """A `Cluster` with real sidecars."""
+
+    def __init__(self, folder: Path, **rule: Any) -> None:
+        self.folder, self.pods = folder, {}
+        self.notary = Ed25519Notary(folder / "keys")
+        super().__init__(OPEN, pods=0, policy=policy(**rule))
+        for number in range(2):
+            server = self.start_pod(f"chat-{number}")
+            self.pods[server.name] = ProvingPod(folder / server.name, self, server)
+        first = self.pods["chat-0"]
+        self.files = first.signed(NEW, name=KERNEL, target=KEY)
+
+    def sidecars(self) -> None:
+        for pod in self.pods.values():
+            pod.work()
+
+    def serving(self) -> set[str | None]:
+        """Return what the launches of all servers run."""
+        slots = [pod.server.slots()[0] for pod in self.pods.values()]
+        return {None if slot.bypassed else slot.active for slot in slots}
+
+
+def test_real_sidecars_prove_a_swap_that_helps(tmp_path: Path) -> None:
+    cluster = ProvingCluster(tmp_path)
+    for pod in cluster.pods.values():
+        pod.live.effect = -0.04
+    propose(cluster)
+    agree(cluster)
+    reached(cluster, P.PROMOTED)
+    cluster.turn()
+    cluster.turn()
+    assert cluster.serving() == {NEW}
+    assert [each.verdict for each in proofs(cluster)] == ["helps", "helps"]
+    assert {each.environment for each in proofs(cluster)} == {WORLD}
+
+
+def test_real_sidecars_take_back_a_swap_that_harms(tmp_path: Path) -> None:
+    cluster = ProvingCluster(tmp_path)
+    for pod in cluster.pods.values():
+        pod.live.effect = 0.03
+    propose(cluster)
+    agree(cluster)
+    reached(cluster, P.ROLLED_BACK)
+    assert cluster.serving() == {None}
+    assert cluster.target().status.quarantine[0].reason == "live-proof-slower"
+
+
+def test_a_sidecar_and_an_operator_that_are_killed_in_the_middle_continue(tmp_path: Path) -> None:
+    cluster = ProvingCluster(tmp_path)
+    for pod in cluster.pods.values():
+        pod.live.effect = -0.04
+    first = cluster.pods["chat-0"]
+    first.live.dies_at = 150
+    propose(cluster)
+    agree(cluster)
+    with pytest.raises(KeyboardInterrupt):
+        reached(cluster, P.PROMOTED)
+    assert phase(cluster) is P.PROVING
+    first.start()
+    cluster.restart()
+    reached(cluster, P.PROMOTED)
+    voids = [
+        each["void"] for each in json.loads(cluster.ledger.proofs[0])["reported"]["claim"]["pairs"]
+    ]
+    assert voids.count("abandoned") == 1
+    assert cluster.serving() == {NEW}

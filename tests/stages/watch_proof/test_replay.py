@@ -1,0 +1,212 @@
+"""A verdict that a node reports is computed again from its pairs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.stages.watch_proof.blocks import SHORT, Run, slower
+
+from retuned.stages.watch.proof import (
+    Interrupted,
+    PairKind,
+    PairResult,
+    Phase,
+    ProofClaim,
+    ProofReason,
+    ProofReport,
+    ProofSettings,
+    ProofState,
+    Tick,
+    Verdict,
+    VoidReason,
+    replay,
+    step,
+)
+
+LONG = ProofSettings(long_blocks=4, long_within_s=3600.0)
+
+
+def claim_of(state: ProofState, **changes: Any) -> ProofClaim:
+    report = state.report
+    assert report is not None
+    claim = ProofClaim(
+        verdict=report.verdict,
+        reason=report.reason,
+        pairs=state.pairs,
+        pilot_huge=state.pilot_huge,
+        seconds=report.seconds,
+    )
+    return ProofClaim.model_validate_json(claim.model_copy(update=changes).model_dump_json())
+
+
+def proven(by: float, rule: ProofSettings = SHORT, *, seed: int = 1) -> ProofState:
+    run = Run(rule, seed=seed)
+    run.pilot()
+    return run.until_done(slower(by))
+
+
+@pytest.mark.parametrize("by", [-0.03, 0.03, 0.0, 0.2])
+def test_an_honest_report_is_computed_again_to_the_last_bit(by: float) -> None:
+    state = proven(by)
+    assert replay(claim_of(state), SHORT) == state.report
+
+
+def test_long_blocks_are_computed_again() -> None:
+    state = proven(-0.03, LONG)
+    assert state.of(PairKind.LONG)
+    assert replay(claim_of(state), LONG) == state.report
+
+
+@given(at=st.floats(-0.05, 0.05), seed=st.integers(0, 50))
+@settings(max_examples=10, deadline=None)
+def test_every_honest_report_is_accepted(at: float, seed: int) -> None:
+    state = proven(at, seed=seed)
+    assert replay(claim_of(state), SHORT) == state.report
+
+
+@pytest.mark.parametrize("pairs", [0, 2])
+def test_time_that_is_over_is_computed_again(pairs: int) -> None:
+    run = Run(SHORT, seed=1)
+    run.pilot()
+    for _ in range(pairs):
+        run.pair(slower(0.0))
+    state = step(run.state, Tick(at_s=run.state.began_s + SHORT.max_duration_s))
+    assert state.done
+    assert replay(claim_of(state), SHORT) == state.report
+
+
+def test_a_time_that_is_over_in_the_pilot_is_computed_again() -> None:
+    run = Run(ProofSettings(), seed=1)
+    for _ in range(5):
+        run.pair(slower(0.0))
+    state = step(run.state, Tick(at_s=run.state.began_s + run.state.settings.max_duration_s))
+    assert state.done
+    assert replay(claim_of(state), ProofSettings()) == state.report
+
+
+@pytest.mark.parametrize("phase", [Phase.PILOT, Phase.SHORT, Phase.LONG])
+def test_an_interruption_is_the_nodes_word(phase: Phase) -> None:
+    run = Run(LONG, seed=1)
+    while run.state.phase is not phase or run.state.planned < 3:
+        run.pair(slower(-0.03))
+    state = step(run.state, Interrupted(at_s=1e6))
+    found = replay(claim_of(state, seconds=0.0), LONG)
+    assert state.report is not None
+    assert found == state.report.model_copy(update={"seconds": 0.0})
+
+
+def contradiction(state: ProofState, rule: ProofSettings = SHORT, **changes: Any) -> str:
+    with pytest.raises(ValueError, match=r".") as caught:
+        replay(claim_of(state, **changes), rule)
+    return str(caught.value)
+
+
+def test_a_node_that_lies_about_its_verdict_is_contradicted() -> None:
+    harmed = proven(0.03)
+    said = contradiction(harmed, verdict=Verdict.HELPS, reason=ProofReason.FASTER)
+    assert said == "its pairs lead to harms (slower), not to helps (faster)"
+    unsure = harmed.pairs[:-1]
+    harm: dict[str, Any] = {"verdict": Verdict.HARMS, "reason": ProofReason.SLOWER}
+    assert "too-little-traffic" in contradiction(harmed, pairs=unsure, **harm)
+    more = (*harmed.pairs, harmed.pairs[-1].model_copy(update={"number": 10_000}))
+    assert "after a verdict" in contradiction(harmed, pairs=more)
+
+
+def test_a_node_that_leaves_pairs_out_of_order_is_contradicted() -> None:
+    helped = proven(-0.03)
+    assert "not in order" in contradiction(helped, pairs=(helped.pairs[1], helped.pairs[0]))
+    real = tuple(pair for pair in helped.pairs if not pair.sham)
+    assert "pilot has 0 pairs" in contradiction(helped, pairs=real)
+
+
+def altered(state: ProofState, **changes: Any) -> tuple[PairResult, ...]:
+    """Return the pairs with other sums of the last block with the swap."""
+    last = state.pairs[-1]
+    sums = last.on.model_copy(update=changes)
+    return (*state.pairs[:-1], last.model_copy(update={"on": sums}))
+
+
+def test_differences_that_a_node_reports_are_not_used() -> None:
+    harmed = proven(0.03)
+    better = tuple(
+        pair.model_copy(update={"d": -0.2, "scale": 1e-3}) if pair.void is None else pair
+        for pair in harmed.pairs
+    )
+    assert replay(claim_of(harmed, pairs=better), SHORT) == harmed.report
+
+
+@pytest.mark.parametrize(
+    "sums",
+    [
+        {"seconds": 0.0},
+        {"seconds": -1.0},
+        {"seconds": 1e300},
+        {"expected_s": 1e-300},
+        {"busy_s": 0.0},
+        {"slow": 10**400},
+        {"wall_s": -1.0},
+        {"host_s": 1e200},
+        {"steps": 1},
+    ],
+)
+def test_numbers_that_no_block_has_are_refused(sums: dict[str, Any]) -> None:
+    helped = proven(-0.03)
+    assert "pair" in contradiction(helped, pairs=altered(helped, **sums))
+
+
+def test_void_pairs_may_have_no_other_numbers_than_blocks_have() -> None:
+    helped = proven(-0.03)
+    void = helped.pairs[-1].model_copy(
+        update={
+            "void": VoidReason.FEW_STEPS,
+            "on": helped.pairs[-1].on.model_copy(update={"wall_s": 1e300}),
+        }
+    )
+    assert "no block has" in contradiction(helped, pairs=(*helped.pairs[:-1], void))
+
+
+def test_more_pairs_than_the_time_allows_are_refused_before_they_are_computed() -> None:
+    helped = proven(-0.03)
+    last = helped.pairs[-1]
+    many = tuple(last.model_copy(update={"number": n}) for n in range(4096))
+    assert "more than its time allows" in contradiction(helped, pairs=many)
+
+
+def test_a_pair_of_another_phase_is_refused() -> None:
+    helped = proven(-0.03)
+    last = helped.pairs[-1].model_copy(update={"kind": PairKind.LONG})
+    assert "long in the short phase" in contradiction(helped, pairs=(*helped.pairs[:-1], last))
+
+
+def test_void_pairs_bet_nothing() -> None:
+    helped = proven(-0.03)
+    void = PairResult(
+        number=helped.pairs[-1].number + 1,
+        kind=PairKind.SHORT,
+        first=helped.pairs[-1].first,
+        void=VoidReason.FEW_STEPS,
+    )
+    swapped = (*helped.pairs[:-1], void.model_copy(update={"number": helped.pairs[-1].number}))
+    assert "too-little-traffic" in contradiction(helped, pairs=swapped)
+
+
+def test_another_rule_leads_to_another_verdict() -> None:
+    helped = proven(-0.03)
+    stricter = SHORT.model_copy(update={"long_blocks": 4})
+    assert contradiction(helped, stricter).startswith("its pairs lead to helps (few-steps)")
+
+
+def test_a_report_is_final_only_as_the_pairs_are() -> None:
+    run = Run(LONG, seed=1)
+    while run.state.phase is not Phase.LONG:
+        run.pair(slower(-0.03))
+    state = step(run.state, Tick(at_s=1e9))
+    found: ProofReport = replay(claim_of(state, seconds=0.0), LONG)
+    assert (found.verdict, found.reason, found.final) == (
+        Verdict.HELPS,
+        ProofReason.FEW_STEPS,
+        False,
+    )
