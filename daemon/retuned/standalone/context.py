@@ -58,7 +58,7 @@ class RecordKind(StrEnum):
     DETECTOR = observing.DETECTOR
     """State of the drift detector: current."""
     DRIFT = observing.DRIFT
-    """One drift report: new -> explained | noted."""
+    """One drift report: new -> explained | noted; an alarm may be held -> noted."""
     HYPOTHESIS = "hypothesis"
     """open -> testing -> tested | refined | abandoned; open -> outdated by a newer belief."""
     EXPERIMENT = "experiment"
@@ -88,6 +88,9 @@ class RecordKind(StrEnum):
     """Rollback or abort asked for by a person: new -> done."""
     LIVE_PROOF = "live-proof"
     """The live proof of a proposal's swap, under its id: proving -> a verdict."""
+    ATTRIBUTION = "attribution"
+    """Whether a swap is the cause of an alarm, under the id of its drift report: trying -> swap |
+    not-swaps | unknown."""
     END_TO_END = "end-to-end"
     """Gate G7 on a proposal's swap, under its id: measuring -> pass | fail | not-measured."""
     LIFTED = "lifted"

@@ -15,7 +15,7 @@ the E-values, `account` where the time of a step went.
 """
 
 from retuned.stages.watch.proof.account import Pace, Prediction, predict, settle_account
-from retuned.stages.watch.proof.decide import begin, next_pair, step
+from retuned.stages.watch.proof.decide import begin, begin_again, next_pair, step
 from retuned.stages.watch.proof.design import Coin, MeasuredBlock, block_is_over, block_length_s
 from retuned.stages.watch.proof.records import (
     Arm,
@@ -80,6 +80,7 @@ __all__ = [
     "Vetoed",
     "VoidReason",
     "begin",
+    "begin_again",
     "block_is_over",
     "block_length_s",
     "columns_of",

@@ -34,7 +34,9 @@ class Consequence(StrEnum):
     """Off, and a new proof later."""
 
 
-def consequence(report: ProofReport, settings: ProofSettings, *, attempts: int = 1) -> Consequence:
+def consequence(
+    report: ProofReport, settings: ProofSettings, *, attempts: int = 1, kept: bool = False
+) -> Consequence:
     """Return what a report asks for under these settings.
 
     Parameters
@@ -45,8 +47,12 @@ def consequence(report: ProofReport, settings: ProofSettings, *, attempts: int =
         Its settings.
     attempts
         Proofs of this swap so far, this one included; a parked swap expires after the retries.
+    kept
+        Whether the swap was kept before; only harm withdraws it then.
     """
     if settings.mode != "required":
+        return Consequence.KEEP
+    if kept and report.verdict is not Verdict.HARMS:
         return Consequence.KEEP
     match report.verdict:
         case Verdict.HELPS:
