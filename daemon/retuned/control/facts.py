@@ -112,7 +112,7 @@ class RolloutFacts:
     """Result of gate G7, which measures the whole server with the swap off and on."""
     live_proof: MeasuredFact = MeasuredFact()
     """Result of the live proof of the present wave."""
-    kept_swap: MeasuredFact = MeasuredFact()
+    repeated_proof: MeasuredFact = MeasuredFact()
     """Result of pairs of a swap that was kept: of an alarm that tried it off, or of its sentinel.
     """
     unavailable: str = ""

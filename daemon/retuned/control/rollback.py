@@ -38,7 +38,7 @@ def harm_of(case: ProposalStep) -> DetectedHarm | None:
         return None
     promoted = case.phase is _P.PROMOTED
     before = () if promoted else (facts.end_to_end, facts.live_proof)
-    for measured in (*before, facts.kept_swap):
+    for measured in (*before, facts.repeated_proof):
         if measured.consequence is Consequence.REVERT:
             return DetectedHarm(
                 reason=measured.reason, detail=measured.detail, blames=measured.blames

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 from retuned.contract import Definition, Digest, Solution
 from retuned.lifting.lift import Lifted
 from retuned.node import context as observing
-from retuned.node import order_context
+from retuned.node import live_proof, order_context
 from retuned.ports import (
     Bench,
     Clock,
@@ -86,8 +86,10 @@ class RecordKind(StrEnum):
     """active -> lifted."""
     REQUEST = "request"
     """Rollback or abort asked for by a person: new -> done."""
-    LIVE_PROOF = "live-proof"
-    """The live proof of a proposal's swap, under its id: proving -> a verdict."""
+    LIVE_PROOF = live_proof.LIVE_PROOF
+    """The live proof of a proposal's swap, see `retuned.node.live_proof.LIVE_PROOF`."""
+    REPEATED_PROOF = "repeated-proof"
+    """Pairs of a swap that was kept: of an alarm, or of a day of its sentinel: proving -> a verdict."""
     ATTRIBUTION = "attribution"
     """Whether a swap is the cause of an alarm, under the id of its drift report: trying -> swap |
     not-swaps | unknown."""

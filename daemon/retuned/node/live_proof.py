@@ -1,0 +1,333 @@
+"""Live proof of one order: the runner that switches a swap off and on beside one server.
+
+The plan of a pair is kept before its first block, and the state after it, so that a node agent that
+ends continues with the pairs that it has. One machine and the sidecar run it. They differ in where
+the verdict goes, which is behind `ProofRecord`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import threading
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, Protocol
+
+from pydantic import ValidationError
+
+from retuned.errors import CandidateError, RetunedError, TemporaryError
+from retuned.ports import Clock, LiveSteps, SlotState, Store, Stored, Swapper
+from retuned.stages.gate import LiveProof, LiveProofMode
+from retuned.stages.swap import SwapOrder
+from retuned.stages.watch import proof
+
+log = logging.getLogger(__name__)
+
+LIVE_PROOF = "live-proof"
+"""Proof of one proposal's swap, by the proposal's id: proving -> a verdict."""
+PROVING = "proving"
+"""Phase of a record without a verdict."""
+_NO_SAFE_POINT = "no-safe-point"
+"""Reason code: one step took longer than the runtime waits for its end."""
+_LOOK_S = 0.25
+"""Between two observations of a block."""
+
+
+class ProofNeed(StrEnum):
+    """Whether a proof that runs is still wanted."""
+
+    CONTINUE = "continue"
+    WAIT = "wait"
+    """It continues later."""
+    END = "end"
+    """The rollout has ended, or another order has the slot."""
+
+
+class ProofRecord(Protocol):
+    """What is stored of the proof of one order."""
+
+    def known(self) -> proof.ProofState | None:
+        """Return the state that an earlier run left of this order; None if there is none."""
+        ...
+
+    def begin(self, state: proof.ProofState) -> None:
+        """Store the first state.
+
+        Raises
+        ------
+        TemporaryError
+            If it cannot be written.
+        """
+        ...
+
+    def keep(self, state: proof.ProofState) -> None:
+        """Store a later state; as `begin`."""
+        ...
+
+    def finish(self, state: proof.ProofState) -> None:
+        """Store the last state with its report, and send the verdict on; as `begin`."""
+        ...
+
+    def need(self) -> ProofNeed:
+        """Return whether the proof is still wanted, several times in each block."""
+        ...
+
+
+class StoredProof:
+    """States of a proof in a store: the part of a `ProofRecord` that every node has.
+
+    Parameters
+    ----------
+    store
+        Where the record is kept, under `LIVE_PROOF` and the proposal's id.
+    order
+        The order that is proven; the state of another order of the proposal is not continued.
+    kind, id
+        Of the record; those of the proposal's proof by default.
+    """
+
+    def __init__(
+        self, store: Store, order: SwapOrder, *, kind: str = LIVE_PROOF, id: str = ""
+    ) -> None:
+        self._store, self._order = store, order
+        self._kind, self._id = kind, id or order.proposal
+
+    def known(self) -> proof.ProofState | None:
+        """See `ProofRecord.known`; None if the state cannot be read."""
+        record = self._store.get(self._kind, self._id)
+        if record is None or record.body["order"] != self._order.id:
+            return None
+        try:
+            return proof.ProofState.model_validate(record.body["state"])
+        except ValidationError as error:
+            log.warning("%s: the live proof begins again: %s", self._order.definition, error)
+            return None
+
+    def begin(self, state: proof.ProofState) -> None:
+        """See `ProofRecord.begin`."""
+        if not self._store.add(self._kind, self._id, self.body(state), phase=PROVING):
+            self.keep(state)
+
+    def keep(self, state: proof.ProofState) -> None:
+        """See `ProofRecord.keep`."""
+        self.advance(self.body(state), to=PROVING)
+
+    def advance(self, body: dict[str, Any], *, to: str) -> bool:
+        """Write a record without a verdict; False if it has one."""
+        return self._store.advance(self._kind, self._id, expect=PROVING, to=to, body=body)
+
+    def body(self, state: proof.ProofState) -> dict[str, Any]:
+        """Return the record of a state."""
+        return {
+            "order": self._order.id,
+            "definition": self._order.definition,
+            "artifact": self._order.artifact,
+            "state": state.model_dump(mode="json"),
+        }
+
+
+def report_in(record: Stored | None) -> proof.ProofReport | None:
+    """Return the verdict in a record; None without one."""
+    if record is None or record.phase == PROVING:
+        return None
+    return proof.ProofReport.model_validate(record.body["report"])
+
+
+def settings_of(rule: LiveProof) -> proof.ProofSettings:
+    """Return the settings of a proof under a policy's rule."""
+    return proof.ProofSettings(
+        mode=rule.mode.value,
+        min_effect=rule.min_effect,
+        max_harm=rule.max_harm,
+        max_duration_s=rule.max_duration.total_seconds(),
+        long_blocks=rule.long_blocks,
+        on_no_effect=rule.on_no_effect.value,
+        on_too_little_traffic=rule.on_too_little_traffic.value,
+        retries=0,
+    )
+
+
+def keeps(report: proof.ProofReport, rule: LiveProof, *, kept: bool = False) -> bool:
+    """Return whether a swap stays in force after this report; `kept` as for `consequence`."""
+    return proof.consequence(report, settings_of(rule), kept=kept) is proof.Consequence.KEEP
+
+
+class _Interrupted(Exception):
+    """The order is no longer in force, or the server is another one."""
+
+
+class _Waits(Exception):
+    """The proof continues later."""
+
+
+class ProofRunner:
+    """The proof of one order.
+
+    Parameters
+    ----------
+    order
+        The swap, which is in force.
+    rule
+        The policy's rule; its mode decides what an interrupted proof leaves in force.
+    record
+        Where its states and its verdict go.
+    swapper
+        The server, whose slot is switched.
+    live
+        Its steps.
+    clock
+        Wall time, which continues over restarts.
+    first
+        From the time in seconds to the first state; `proof.begin` under the rule by default.
+    kept
+        Whether the swap was kept before: it is on without a verdict, and only harm switches it off.
+    """
+
+    def __init__(
+        self,
+        order: SwapOrder,
+        rule: LiveProof,
+        *,
+        record: ProofRecord,
+        swapper: Swapper,
+        live: LiveSteps,
+        clock: Clock,
+        first: Callable[[float], proof.ProofState] | None = None,
+        kept: bool = False,
+    ) -> None:
+        self._order, self._rule, self._record = order, rule, record
+        self._swapper, self._live, self._clock = swapper, live, clock
+        self._first = first or (lambda at_s: proof.begin(settings_of(rule), at_s=at_s))
+        self._kept = kept
+        self._steps: dict[str, list[proof.StepRecord]] = {}
+        """By label of their block."""
+
+    def run(self, stop: threading.Event, *, most_pairs: float = math.inf) -> None:
+        """Measure pairs until there is a verdict, `stop` is set, or there were so many."""
+        state = self._begun()
+        last = state.planned + most_pairs
+        try:
+            self._live.begin()
+            while not state.done and not stop.is_set() and state.planned < last:
+                state = self._keep(proof.next_pair(state, secrets.SystemRandom()))
+                state = self._keep(self._measured(state, stop))
+        except (_Interrupted, CandidateError) as error:
+            if isinstance(error, CandidateError) and error.reason == _NO_SAFE_POINT:
+                log.info("%s: the live proof waits: %s", self._order.definition, error)
+            else:
+                log.info("%s: the live proof ends: %s", self._order.definition, error)
+                state = proof.step(state, proof.Interrupted(at_s=self._at_s()))
+        except (TemporaryError, _Waits) as error:
+            log.info("%s: the live proof waits: %s", self._order.definition, error)
+        finally:
+            self._left(state)
+        if state.done:
+            self._record.finish(state)
+
+    # --- one pair ---------------------------------------------------------------------------------
+
+    def _measured(self, state: proof.ProofState, stop: threading.Event) -> proof.ProofState:
+        """Run the planned pair; return the state after it."""
+        plan = state.plan
+        assert plan is not None, "it was just planned"
+        self._steps.clear()
+        labels = [f"{plan.number}-{at}-{arm}" for at, arm in enumerate(plan.runs)]
+        for label, arm in zip(labels, plan.runs, strict=True):
+            if not self._block(plan, arm, label=label, stop=stop):
+                return proof.step(state, proof.PairAbandoned(plan.number, at_s=self._at_s()))
+        self._live.wait(_LOOK_S / 5)  # the device ends what the host has launched
+        self._read()
+        blocks = [_block_of(self._steps.get(label, [])) for label in labels]
+        event = proof.PairMeasured(plan.number, blocks[0], blocks[1], at_s=self._at_s())
+        return proof.step(state, event)
+
+    def _block(
+        self, plan: proof.PairPlan, arm: proof.Arm, *, label: str, stop: threading.Event
+    ) -> bool:
+        """Run one block; return whether it ran to its end with the right arm."""
+        off = arm is proof.Arm.OFF
+        self._slot()  # a switch names a kernel, not an order
+        self._swapper.bypass(self._order.definition, on=off, arm=label)
+        began_s = self._live.now_s()
+        while not stop.is_set():
+            self._live.wait(_LOOK_S)
+            self._read()
+            self._check_need()
+            count = len(self._steps.get(label, ()))
+            elapsed_s = self._live.now_s() - began_s
+            if proof.block_is_over(plan, elapsed_s=elapsed_s, steps=count):
+                return self._slot().bypassed is off
+        return False
+
+    def _read(self) -> None:
+        for label, step in self._live.read():
+            self._steps.setdefault(label, []).append(step)
+
+    def _check_need(self) -> None:
+        """Raise where the proof is not wanted now: a freeze or a rollback does not wait for it."""
+        need = self._record.need()
+        if need is ProofNeed.END:
+            raise _Interrupted("it is not wanted any more")
+        if need is ProofNeed.WAIT:
+            raise _Waits("it is not wanted now")
+
+    def _slot(self) -> SlotState:
+        """Return the slot, which has this very order in force; raises if it has not."""
+        order = self._order
+        for slot in self._swapper.slots():
+            if slot.definition == order.definition:
+                if (slot.active, slot.epoch) != (order.artifact, order.epoch) or slot.tripped:
+                    raise _Interrupted("the order is no longer in force")
+                return slot
+        raise _Interrupted("the slot is gone")
+
+    # --- its state --------------------------------------------------------------------------------
+
+    def _begun(self) -> proof.ProofState:
+        """Return the state of this order; a pair that a daemon left is abandoned."""
+        state = self._record.known()
+        if state is None:
+            state = self._first(self._at_s())
+            self._record.begin(state)
+            return state
+        if state.plan is not None:
+            event = proof.PairAbandoned(state.plan.number, at_s=self._at_s())
+            state = proof.step(state, event)
+        return self._keep(proof.step(state, proof.Tick(at_s=self._at_s())))
+
+    def _keep(self, state: proof.ProofState) -> proof.ProofState:
+        self._record.keep(state)
+        return state
+
+    def _at_s(self) -> float:
+        return self._clock.now().timestamp()
+
+    def _left(self, state: proof.ProofState) -> None:
+        """Leave the slot as the verdict, or the lack of one, asks for."""
+        ended = state.report if state.done else None
+        on = self._rule.mode is LiveProofMode.OBSERVE
+        if ended is None:
+            on = on or self._kept
+        else:
+            on = on or keeps(ended, self._rule, kept=self._kept)
+        try:
+            self._live.end()
+            self._slot()
+            self._swapper.bypass(self._order.definition, on=not on)
+        except _Interrupted as error:
+            log.info("%s is not switched: %s", self._order.definition, error)
+        except RetunedError as error:
+            log.warning("%s could not be switched: %s", self._order.definition, error)
+
+
+def _block_of(steps: list[proof.StepRecord]) -> proof.MeasuredBlock:
+    if not steps:
+        return proof.MeasuredBlock(steps=proof.columns_of(()), began_s=0.0, ended_s=0.0)
+    first = steps[0]
+    return proof.MeasuredBlock(
+        steps=proof.columns_of(steps),
+        began_s=first.ended_s - (first.period_s or 0.0),
+        ended_s=steps[-1].ended_s,
+    )
