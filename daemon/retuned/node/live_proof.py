@@ -308,10 +308,8 @@ class ProofRunner:
         """Leave the slot as the verdict, or the lack of one, asks for."""
         ended = state.report if state.done else None
         on = self._rule.mode is LiveProofMode.OBSERVE
-        if ended is None:
-            on = on or self._kept
-        else:
-            on = on or keeps(ended, self._rule, kept=self._kept)
+        kept = self._kept if ended is None else keeps(ended, self._rule, kept=self._kept)
+        on = on or kept
         try:
             self._live.end()
             self._slot()

@@ -89,7 +89,8 @@ class RecordKind(StrEnum):
     LIVE_PROOF = live_proof.LIVE_PROOF
     """The live proof of a proposal's swap, see `retuned.node.live_proof.LIVE_PROOF`."""
     REPEATED_PROOF = "repeated-proof"
-    """Pairs of a swap that was kept: of an alarm, or of a day of its sentinel: proving -> a verdict."""
+    """Pairs of a swap that was kept, for an alarm or a day of its sentinel, see
+    `retuned.standalone.repeated_proof`: proving -> a verdict."""
     ATTRIBUTION = "attribution"
     """Whether a swap is the cause of an alarm, under the id of its drift report: trying -> swap |
     not-swaps | unknown."""

@@ -25,7 +25,8 @@ from retuned.node.live_proof import (
     keeps,
     report_in,
 )
-from retuned.ports import Event, Stored
+from retuned.node.order_store import bringer
+from retuned.ports import Event
 from retuned.report.live_proof import sentence_of
 from retuned.stages import watch
 from retuned.stages.gate import LiveProof, LiveProofMode
@@ -39,6 +40,9 @@ from retuned.store.approvals import Approvals
 from retuned.store.envelopes import seal
 
 log = logging.getLogger(__name__)
+
+_AGAIN = (PROVING, *map(str, proof.Verdict))
+"""Phases of further proofs."""
 
 
 def prove(ctx: Context, stop: threading.Event) -> None:
@@ -65,9 +69,9 @@ def switch_on(ctx: Context) -> None:
     The server did not answer when their verdict came, or the policy asks for no proof any more.
     """
     wanted = {
-        (stored.body["definition"], stored.body["artifact"])
-        for stored in ctx.store.list(RecordKind.LIVE_PROOF)
-        if _is_kept(ctx, stored)
+        (kept.order.definition, kept.order.artifact)
+        for kept in committed(ctx.store).values()
+        if kept.order.artifact is not None and _must_serve(ctx, kept.order)
     }
     if not wanted:
         return
@@ -79,19 +83,26 @@ def switch_on(ctx: Context) -> None:
         log.warning("swaps could not be switched on again: %s", error)
 
 
-def _is_kept(ctx: Context, stored: Stored) -> bool:
-    """Whether a swap serves whatever its proof has or has not shown."""
-    proposal = ctx.store.get(RecordKind.PROPOSAL, stored.id)
+def _must_serve(ctx: Context, order: SwapOrder) -> bool:
+    """Whether a swap serves whatever its proofs have or have not shown."""
+    id = bringer(ctx.store, order).proposal
+    proposal = ctx.store.get(RecordKind.PROPOSAL, id)
     if proposal is None or proposal.phase not in (*UNDER_WAY, str(ProposalPhase.PROMOTED)):
         return False
+    record = ctx.store.get(RecordKind.LIVE_PROOF, id)
+    again = {p: ctx.store.ids(RecordKind.REPEATED_PROOF, phase=p, prefix=f"{id}/") for p in _AGAIN}
+    if record is None and not any(again.values()):
+        return False  # no proof has switched it off
     try:
-        rule = rule_of(ctx, str(stored.body["definition"]))
+        rule = rule_of(ctx, order.definition)
     except (RetunedError, OSError):
         return False
     if rule is None or rule.mode is LiveProofMode.OBSERVE:
         return True
-    report = report_of(ctx, stored.id)
-    return report is not None and keeps(report, rule)
+    if again[str(proof.Verdict.HARMS)]:
+        return False
+    report = report_in(record)
+    return record is None or (report is not None and keeps(report, rule))
 
 
 def follows(ctx: Context, proposal: Proposal) -> MeasuredFact:

@@ -11,6 +11,7 @@ from retuned.api.agent import Outcome
 from retuned.stages.proposal import RefusalReason
 from retuned.stages.swap import SwapKind
 from retuned.stages.watch import EndToEndOutcome, EndToEndReason
+from retuned.stages.watch.attribution import AttributionOutcome
 from retuned.stages.watch.proof import ProofReason, Verdict
 from retuned.telemetry.labels import (
     ALL,
@@ -350,5 +351,10 @@ TRIED: tuple[Metric, ...] = (
         "Swaps that were switched off and on in live traffic, by verdict.",
         closed("verdict", words(Verdict)),
         closed("reason", words(ProofReason)),
+    ),
+    _VERDICT.counter(
+        "retuned_alarm_attributions_total",
+        "Alarms about kernel times for which swaps were tried off, by what was found.",
+        closed("outcome", words(AttributionOutcome)),
     ),
 )

@@ -24,6 +24,8 @@ from retuned.stages.watch.proof import ProofReport, Verdict, percent_of
 
 HOLD_S = 60.0
 """Longest time that an alarm waits for its attribution, seconds."""
+TRY_S = 600.0
+"""Longest time of an attribution, seconds; the alarm is sent long before."""
 RECENT_S = 24 * 3600.0
 """A swap that is younger may be the cause of an alarm about any kernel, seconds."""
 
@@ -38,8 +40,6 @@ class Suspect(Record):
     """Id of its order."""
     since_s: float
     """When the order was committed, seconds since the epoch."""
-    untried: str = ""
-    """Why it cannot be switched off and on here, a reason code; empty if it can."""
 
 
 class AttributionOutcome(StrEnum):
@@ -145,6 +145,11 @@ def suspects(
 def must_send(state: AttributionState, *, now_s: float) -> bool:
     """Return whether the alarm must be sent now: it has its answer, or it waited long enough."""
     return state.outcome is not AttributionOutcome.TRYING or now_s - state.began_s >= HOLD_S
+
+
+def is_too_late(state: AttributionState, *, now_s: float) -> bool:
+    """Return whether a suspect that could not be tried until now is left untried."""
+    return now_s - state.began_s >= TRY_S
 
 
 def finding(state: AttributionState) -> str:
