@@ -31,13 +31,17 @@ from retuned.stages.watch.attribution import (
 from retuned.standalone import kernels, live_proof
 from retuned.standalone.context import Context, RecordKind
 from retuned.standalone.records import committed, say
-from retuned.standalone.repeated_proof import KEPT_PHASES, RepeatedProof, proven_state
+from retuned.standalone.repeated_proof import (
+    ATTRIBUTION,
+    KEPT_PHASES,
+    RepeatedProof,
+    proven_state,
+)
 
 log = logging.getLogger(__name__)
 
 TRYING = str(AttributionOutcome.TRYING)
 _PILOT_PAIRS = 10
-_CAUSE = "attribution"
 
 
 def holds(ctx: Context, window: Stored, alarm: DriftReport) -> str:
@@ -131,7 +135,9 @@ def _tried(
     kept = committed(ctx.store).get(suspect.definition)
     if kept is None or kept.order.id != suspect.order:
         return SuspectResult(suspect=suspect, reason="not-in-force")
-    record = RepeatedProof(ctx, kept.order, proposal=suspect.proposal, cause=_CAUSE, number=alarm)
+    record = RepeatedProof(
+        ctx, kept.order, proposal=suspect.proposal, cause=ATTRIBUTION, number=alarm
+    )
     try:
         rule = live_proof.rule_of(ctx, suspect.definition)
         untried = _untried(ctx, suspect)

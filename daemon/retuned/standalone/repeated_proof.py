@@ -25,6 +25,8 @@ from retuned.standalone.records import committed, say
 
 log = logging.getLogger(__name__)
 
+ATTRIBUTION, SENTINEL = CAUSES = ("attribution", "sentinel")
+"""What asks for a further proof; reason codes of a rollback begin with it."""
 KEPT_PHASES = (str(ProposalPhase.WATCHING), str(ProposalPhase.PROMOTED))
 """Phases in which no rollout changes how many launches run the swap, and no proof runs."""
 
@@ -41,7 +43,7 @@ class RepeatedProof(StoredProof):
     proposal
         The proposal that brought its artifact.
     cause
-        What asked for it, a word of its history line: ``attribution`` or ``sentinel``.
+        One of `CAUSES`.
     number
         Tells the proofs of one cause apart.
     """
