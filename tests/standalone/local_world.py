@@ -165,6 +165,11 @@ class Server(FakeSwapper):
         self.boundary("after-commit-order")
         return took
 
+    def bypass(self, definition: str, *, on: bool, arm: str | None = None) -> None:
+        self.boundary("before-bypass")
+        super().bypass(definition, on=on, arm=arm)
+        self.boundary("after-bypass")
+
 
 def auto_policy() -> KernelTuningPolicy:
     return KernelTuningPolicy.model_validate(

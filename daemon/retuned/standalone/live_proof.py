@@ -177,6 +177,8 @@ def _is_due(ctx: Context, order: SwapOrder) -> bool:
     waits = stored.phase == str(ProposalPhase.PROVING)
     if not waits or (record is not None and record.phase != PROVING):
         return False
+    if record is None and unless_frozen(ctx, order) is not ProofNeed.CONTINUE:
+        return False
     try:
         return not unavailable(ctx, order.proposal)
     except TemporaryError as error:
