@@ -91,6 +91,8 @@ class RecordKind(StrEnum):
     REPEATED_PROOF = "repeated-proof"
     """Pairs of a swap that was kept, for an alarm or a day of its sentinel, see
     `retuned.standalone.repeated_proof`: proving -> a verdict."""
+    SENTINEL = "sentinel"
+    """When the next pair of a promoted swap runs, under its proposal's id: current."""
     ATTRIBUTION = "attribution"
     """Whether a swap is the cause of an alarm, under the id of its drift report: trying -> swap |
     not-swaps | unknown."""

@@ -27,6 +27,7 @@ from retuned.standalone import (
     metrics,
     proposals,
     savings,
+    sentinel,
     tunables,
     tuned_files,
 )
@@ -112,6 +113,7 @@ class Loop:
         attribution.try_off(self.ctx, self._stopping)
         end_to_end.measure(self.ctx, self._stopping)
         live_proof.prove(self.ctx, self._stopping)
+        sentinel.keep_up(self.ctx, self._stopping)
 
     def stop_measuring(self) -> None:
         """Begin no further pass, and leave no swap switched off."""

@@ -64,10 +64,16 @@ class RepeatedProof(StoredProof):
         return unless_frozen(self._ctx, self._order)
 
     def finish(self, state: proof.ProofState) -> None:
-        """Keep the verdict with its signed evidence, and write it into the swap's history."""
+        """Keep the verdict, and write it into the swap's history.
+
+        The evidence is signed where something may follow from it: a day of a sentinel without harm
+        is not.
+        """
         ctx, report = self._ctx, state.report
         assert report is not None, "a proof that is done has one"
-        body = sealed(ctx, self.body(state), report, proposal=self.proposal)
+        body = self.body(state) | {"report": report.model_dump(mode="json")}
+        if self._cause == ATTRIBUTION or report.verdict is proof.Verdict.HARMS:
+            body = sealed(ctx, body, report, proposal=self.proposal)
         sentence = sentence_of(report)
         with ctx.store.transaction():
             if not self.advance(body, to=str(report.verdict)):
@@ -78,7 +84,7 @@ class RepeatedProof(StoredProof):
                 f"{self._cause}-{report.verdict}",
                 reason=str(report.reason),
                 detail=sentence,
-                evidence=body["evidence"],
+                evidence=body.get("evidence"),
                 slot=self._order.definition,
             )
         log.info("%s %s: %s", self._order.definition, self._cause, sentence)

@@ -352,6 +352,13 @@ TRIED: tuple[Metric, ...] = (
         closed("verdict", words(Verdict)),
         closed("reason", words(ProofReason)),
     ),
+    _VERDICT.table(
+        "retuned_sentinel_effect_ratio",
+        "Step time with a promoted swap over that without, by the pairs of the last day.",
+        KERNEL,
+        unit=Unit.RATIO,
+        most_rows=256,
+    ),
     _VERDICT.counter(
         "retuned_alarm_attributions_total",
         "Alarms about kernel times for which swaps were tried off, by what was found.",

@@ -35,7 +35,20 @@ from retuned.stages.watch.proof.records import (
     columns_of,
     percent_of,
 )
-from retuned.stages.watch.proof.report import Consequence, consequence, next_scale
+from retuned.stages.watch.proof.report import (
+    Consequence,
+    consequence,
+    effect_so_far,
+    next_scale,
+)
+from retuned.stages.watch.proof.sentinel import (
+    DAY_S,
+    SentinelAction,
+    SentinelPlan,
+    action_of,
+    is_over,
+    next_plan,
+)
 from retuned.stages.watch.proof.state import (
     Event,
     Interrupted,
@@ -50,6 +63,7 @@ from retuned.stages.watch.proof.state import (
 )
 
 __all__ = [
+    "DAY_S",
     "Arm",
     "ArmSums",
     "Coin",
@@ -71,6 +85,8 @@ __all__ = [
     "ProofReport",
     "ProofSettings",
     "ProofState",
+    "SentinelAction",
+    "SentinelPlan",
     "ServiceLevel",
     "StepAccount",
     "StepColumns",
@@ -79,13 +95,17 @@ __all__ = [
     "Verdict",
     "Vetoed",
     "VoidReason",
+    "action_of",
     "begin",
     "begin_again",
     "block_is_over",
     "block_length_s",
     "columns_of",
     "consequence",
+    "effect_so_far",
+    "is_over",
     "next_pair",
+    "next_plan",
     "next_scale",
     "percent_of",
     "predict",

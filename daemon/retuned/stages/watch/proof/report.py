@@ -95,6 +95,14 @@ def total_effect(pairs: Sequence[PairResult]) -> float:
     return math.log(on / off)
 
 
+def effect_so_far(state: ProofState) -> float | None:
+    """Return the effect by the pairs until now, log ratio; None without pairs that count."""
+    if state.report is not None:
+        return state.report.effect
+    sized = state.of(PairKind.LONG) or state.of(PairKind.SHORT)
+    return location(values(sized), scales_of(sized)) if sized else None
+
+
 def report_of(
     state: ProofState, verdict: Verdict, reason: ProofReason, *, at_s: float
 ) -> ProofReport:
@@ -129,7 +137,7 @@ def report_of(
 def _evidence(state: ProofState) -> EvidenceLogs:
     capitals = state.capitals
     return EvidenceLogs(
-        faster=capitals.faster.log_e,
+        faster=max(capitals.faster.log_e, capitals.long_faster.log_e),
         slower=max(capitals.slower.log_e, capitals.long_slower.log_e),
         above_margin=capitals.above_margin.log_e,
         below_margin=capitals.below_margin.log_e,
