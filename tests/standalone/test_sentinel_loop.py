@@ -56,8 +56,8 @@ def test_a_promoted_swap_is_measured_once_a_period(world: World, live: Live) -> 
 def test_what_harms_later_goes_back_and_pages(world: World, live: Live) -> None:
     promoted(world, live)
     passes(world, 2 * PERIOD_S)
-    live.effect = 0.05
-    passes(world, 24 * PERIOD_S)
+    live.effect = 0.08
+    passes(world, 10 * PERIOD_S)
     assert settled(world) == "RolledBack"
     assert world.server.slots()[0].active is None
     (back,) = [each for each in world.store.events() if each.what == "rolling-back"]
