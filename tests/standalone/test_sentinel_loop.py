@@ -10,6 +10,7 @@ from tests.standalone.test_attribution_loop import promoted
 from tests.standalone.test_live_proof_loop import Live, policy, settled
 from tests.standalone.test_steering import freeze
 
+from retuned.errors import CandidateError
 from retuned.stages.watch.proof import DAY_S
 from retuned.standalone.context import RecordKind
 from retuned.standalone.daemon import Loop
@@ -55,9 +56,8 @@ def test_a_promoted_swap_is_measured_once_a_period(world: World, live: Live) -> 
 
 def test_what_harms_later_goes_back_and_pages(world: World, live: Live) -> None:
     promoted(world, live)
-    passes(world, 2 * PERIOD_S)
     live.effect = 0.08
-    passes(world, 10 * PERIOD_S)
+    passes(world, 9 * PERIOD_S)
     assert settled(world) == "RolledBack"
     assert world.server.slots()[0].active is None
     (back,) = [each for each in world.store.events() if each.what == "rolling-back"]
@@ -83,6 +83,19 @@ def test_the_policy_ends_it(world: World, live: Live, rule: dict[str, object]) -
     world.policies = (policy(**rule),)
     passes(world, 3 * PERIOD_S)
     assert world.store.list(RecordKind.SENTINEL) == []
+
+
+def test_a_restarted_server_begins_another_day(world: World, live: Live) -> None:
+    promoted(world, live)
+    passes(world, 3 * PERIOD_S)
+    live.lost = CandidateError("server-restarted", detail="4711.sock")
+    passes(world, 2 * PERIOD_S)
+    live.lost = None
+    before = pairs(world)
+    passes(world, 4 * PERIOD_S)
+    assert pairs(world) >= before + 2
+    assert settled(world) == "Promoted"
+    assert not world.server.slots()[0].bypassed
 
 
 def test_while_frozen_no_pair_runs(world: World, live: Live) -> None:

@@ -42,7 +42,7 @@ from retuned.report.live_proof import sentinel_sentence
 from retuned.stages.gate import DecisionKind, SwapDecision
 from retuned.stages.proposal import Proposal
 from retuned.standalone import decisions as people
-from retuned.standalone import sentinel
+from retuned.standalone import repeated_proof
 from retuned.standalone.context import RecordKind
 from retuned.standalone.decisions import (
     OPEN,
@@ -151,7 +151,7 @@ def show(
         asked = asked_for(at.store).get(stored.id, ())
         measured = end_to_end_of(at.store, stored.id)
         proven = at.store.get("live-proof", stored.id)
-        guarded = sentinel.state_of(at.store, stored.id)
+        guarded = repeated_proof.day_state(at.store, stored.id)
     if json:
         body = render_proposals.summary(stored, proposal, gate, asked=asked)
         body["end_to_end"] = end_to_end_body(measured)

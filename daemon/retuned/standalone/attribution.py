@@ -35,7 +35,7 @@ from retuned.standalone.repeated_proof import (
     ATTRIBUTION,
     KEPT_PHASES,
     RepeatedProof,
-    proven_state,
+    newest_state,
 )
 
 log = logging.getLogger(__name__)
@@ -190,7 +190,7 @@ def _run(
             "max_duration_s": max(left_s, attribution.HOLD_S),
         }
     )
-    earlier = proven_state(ctx, record.proposal)
+    earlier = newest_state(ctx, record.proposal)
     ProofRunner(
         kept.order,
         rule,

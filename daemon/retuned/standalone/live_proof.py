@@ -101,6 +101,8 @@ def _must_serve(ctx: Context, order: SwapOrder) -> bool:
         return True
     if again[str(proof.Verdict.HARMS)]:
         return False
+    if proposal.phase == ProposalPhase.PROMOTED:
+        return True
     report = report_in(record)
     return record is None or (report is not None and keeps(report, rule))
 

@@ -14,6 +14,7 @@ from retuned.api.proposal import ProposalPhase
 from retuned.control import MeasuredFact
 from retuned.errors import RetunedError
 from retuned.node.live_proof import PROVING, ProofNeed, StoredProof, keeps, report_in
+from retuned.ports import Store, Stored
 from retuned.report.live_proof import sentence_of
 from retuned.stages import watch
 from retuned.stages.proposal import Proposal
@@ -128,13 +129,27 @@ def _harm(ctx: Context, proposal: str) -> tuple[str, proof.ProofReport] | None:
     return None
 
 
-def proven_state(ctx: Context, proposal: str) -> proof.ProofState | None:
-    """Return the state of the proof that let a swap stay; None without one that can be read."""
+def day_state(store: Store, proposal: str) -> proof.ProofState | None:
+    """Return the pairs of the newest day of a swap's sentinel; None without any."""
+    days = store.ids(RecordKind.REPEATED_PROOF, prefix=f"{proposal}/{SENTINEL}/")
+    return _state(store.get(RecordKind.REPEATED_PROOF, days[-1])) if days else None
+
+
+def newest_state(ctx: Context, proposal: str) -> proof.ProofState | None:
+    """Return the newest proof of a swap with a fit: of its sentinel, else the one that kept it."""
+    last = day_state(ctx.store, proposal)
+    if last is not None and last.fit is not None:
+        return last
     record = ctx.store.get(RecordKind.LIVE_PROOF, proposal)
-    if record is None or record.phase == PROVING:
+    return None if record is None or record.phase == PROVING else _state(record)
+
+
+def _state(stored: Stored | None) -> proof.ProofState | None:
+    """Return the state in a record; None if it cannot be read."""
+    if stored is None:
         return None
     try:
-        return proof.ProofState.model_validate(record.body["state"])
+        return proof.ProofState.model_validate(stored.body["state"])
     except ValidationError as error:
-        log.warning("the proof of %s cannot be read, a pilot replaces it: %s", proposal, error)
+        log.warning("the proof %s cannot be read, it is not continued: %s", stored.id, error)
         return None

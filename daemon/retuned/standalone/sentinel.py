@@ -16,7 +16,7 @@ from retuned.api.proposal import ProposalPhase
 from retuned.errors import RetunedError
 from retuned.node.live_proof import ProofNeed, ProofRunner, settings_of
 from retuned.node.order_store import bringer
-from retuned.ports import Store, Stored
+from retuned.ports import Stored
 from retuned.stages.gate import LiveProof
 from retuned.stages.swap import SwapOrder
 from retuned.stages.watch import proof
@@ -24,7 +24,12 @@ from retuned.stages.watch.proof import SentinelAction, SentinelPlan
 from retuned.standalone import live_proof
 from retuned.standalone.context import Context, RecordKind
 from retuned.standalone.records import committed
-from retuned.standalone.repeated_proof import SENTINEL, RepeatedProof, proven_state
+from retuned.standalone.repeated_proof import (
+    SENTINEL,
+    RepeatedProof,
+    day_state,
+    newest_state,
+)
 from retuned.telemetry.metric_types import Row
 
 log = logging.getLogger(__name__)
@@ -46,28 +51,11 @@ def keep_up(ctx: Context, stop: threading.Event) -> None:
             log.info("the sentinel of %s waits: %s", kept.order.definition, error)
 
 
-def state_of(store: Store, proposal: str) -> proof.ProofState | None:
-    """Return the pairs of the newest day of a swap; None without any."""
-    days = store.ids(RecordKind.REPEATED_PROOF, prefix=f"{proposal}/{SENTINEL}/")
-    return _day(store.get(RecordKind.REPEATED_PROOF, days[-1])) if days else None
-
-
-def _day(stored: Stored | None) -> proof.ProofState | None:
-    """Return the state in a record of a day; None if it cannot be read."""
-    if stored is None:
-        return None
-    try:
-        return proof.ProofState.model_validate(stored.body["state"])
-    except ValidationError as error:
-        log.warning("%s cannot be read: %s", stored.id, error)
-        return None
-
-
 def effect_rows(ctx: Context) -> list[Row]:
     """Return step time with each promoted swap over that without, by the pairs of the day."""
     rows: list[Row] = []
     for kept in committed(ctx.store).values():
-        state = state_of(ctx.store, bringer(ctx.store, kept.order).proposal)
+        state = day_state(ctx.store, bringer(ctx.store, kept.order).proposal)
         effect = None if state is None else proof.effect_so_far(state)
         if effect is not None:
             rows.append(({"kernel": kept.order.definition}, 1.0 + proof.percent_of(effect) / 100.0))
@@ -90,8 +78,13 @@ def _keep_up(ctx: Context, order: SwapOrder, stop: threading.Event) -> None:
     if now and not _measured(ctx, order, rule, proposal=proposal, plan=plan, stop=stop):
         return  # later in the same period
     now_s = ctx.clock.now().timestamp()
-    if plan is not None and proof.is_over(plan, now_s=now_s):
-        _end_day(_record(ctx, order, proposal=proposal, plan=plan), at_s=now_s)
+    if plan is not None:
+        record = _record(ctx, order, proposal=proposal, plan=plan)
+        if proof.is_over(plan, now_s=now_s):
+            _end_day(record, at_s=now_s)
+        report = record.report()
+        if report is not None and report.reason is proof.ProofReason.INTERRUPTED:
+            plan = None  # such as by a restart of the server: another day begins
     _draw(ctx, rule, proposal=proposal, last=plan, now_s=now_s)
 
 
@@ -109,7 +102,7 @@ def _measured(
         return False
     if live_proof.unavailable(ctx, proposal):
         return True
-    earlier = _earlier(ctx, proposal)
+    earlier = newest_state(ctx, proposal)
     if earlier is None or earlier.fit is None:
         return True  # it was kept without a proof, so no fit is known
     assert ctx.live_steps is not None, "the caller has seen it"
@@ -144,12 +137,6 @@ def _end_day(record: RepeatedProof, *, at_s: float) -> None:
     state = proof.step(state, proof.Tick(at_s=at_s))
     if state.done:
         record.finish(state)
-
-
-def _earlier(ctx: Context, proposal: str) -> proof.ProofState | None:
-    """Return the newest proof of a swap: of its last day, else the one that let it stay."""
-    last = state_of(ctx.store, proposal)
-    return last if last is not None and last.fit is not None else proven_state(ctx, proposal)
 
 
 def _draw(

@@ -16,6 +16,7 @@ from retuned.stages.watch.proof import (
     Phase,
     ProofReason,
     ProofSettings,
+    ProofState,
     SentinelAction,
     SentinelPlan,
     Verdict,
@@ -96,7 +97,7 @@ class Day(Run):
         super().__init__(DAY, seed=seed)
         self.state = begin_again(before.state, DAY, at_s=0.0, sentinel=True)
 
-    def pair(self, make: Make = plain) -> object:
+    def pair(self, make: Make = plain) -> ProofState:
         self.now_s += 1_248.0
         return super().pair(make)
 
