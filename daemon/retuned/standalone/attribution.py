@@ -61,7 +61,7 @@ def holds(ctx: Context, window: Stored, alarm: DriftReport) -> str:
 
 def send(ctx: Context) -> None:
     """Send each alarm that has its answer, or that waited long enough for it."""
-    for id in ctx.store.ids(windows.DRIFT, phase=windows.HELD):
+    for id in ctx.store.ids(RecordKind.DRIFT, phase=windows.HELD):
         state = _state(ctx.store.get(RecordKind.ATTRIBUTION, id))
         if state is None:
             windows.send_alarm(ctx, id, "whether a swap is the cause is unknown (unreadable)")

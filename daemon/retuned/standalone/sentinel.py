@@ -74,8 +74,11 @@ def _keep_up(ctx: Context, order: SwapOrder, stop: threading.Event) -> None:
     action = SentinelAction.DRAW if plan is None else proof.action_of(plan, now_s=now_s)
     if action is SentinelAction.WAIT:
         return
-    now = action is SentinelAction.MEASURE and plan is not None
-    if now and not _measured(ctx, order, rule, proposal=proposal, plan=plan, stop=stop):
+    if (
+        plan is not None
+        and action is SentinelAction.MEASURE
+        and not _measured(ctx, order, rule, proposal=proposal, plan=plan, stop=stop)
+    ):
         return  # later in the same period
     now_s = ctx.clock.now().timestamp()
     if plan is not None:
