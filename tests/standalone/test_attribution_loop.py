@@ -11,10 +11,13 @@ from tests.standalone.test_live_proof_loop import Live, policy, settled, swapped
 from tests.standalone.test_steering import freeze
 
 from retuned.errors import TemporaryError
+from retuned.notify.messages import Event, Place, Severity
+from retuned.notify.sender import Sender
 from retuned.stages.watch.attribution import HOLD_S, TRY_S
 from retuned.standalone.context import RecordKind
 from retuned.standalone.daemon import Loop
 from retuned.standalone.facts import quarantined
+from retuned.standalone.notifications import notices_of
 
 
 @pytest.fixture
@@ -77,6 +80,12 @@ def test_a_swap_that_is_the_cause_goes_back_and_the_alarm_says_so(world: World, 
     (back,) = [each for each in world.store.events() if each.what == "rolling-back"]
     assert back.detail["reason"] == "attribution-slower"
     assert WINNER.digest in quarantined(world.loop.ctx)
+    sender = Sender({}, clock=world.clock, telemetry=world.telemetry)
+    sender.begun = world.clock.now() - timedelta(days=1)
+    found = notices_of(world.store, sender, Place(), world.clock.now())
+    (notice,) = [each for each in found if each.event is Event.ROLLED_BACK]
+    assert notice.severity is Severity.CRITICAL
+    assert "attribution-slower" in notice.summary
 
 
 def test_where_swaps_are_not_the_cause_the_alarm_names_the_others(world: World, live: Live) -> None:
