@@ -80,7 +80,7 @@ def test_a_swap_that_is_the_cause_goes_back_and_the_alarm_says_so(world: World, 
     (back,) = [each for each in world.store.events() if each.what == "rolling-back"]
     assert back.detail["reason"] == "attribution-slower"
     assert WINNER.digest in quarantined(world.loop.ctx)
-    sender = Sender({}, clock=world.clock, telemetry=world.telemetry)
+    sender = Sender((), clock=world.clock, telemetry=world.telemetry)
     sender.begun = world.clock.now() - timedelta(days=1)
     found = notices_of(world.store, sender, Place(), world.clock.now())
     (notice,) = [each for each in found if each.event is Event.ROLLED_BACK]
