@@ -841,6 +841,22 @@ def test_a_policy_that_asks_while_a_swap_is_watched_gets_its_proof() -> None:
     until(w, name, P.PROMOTED, minutes=3000)
 
 
+@pytest.mark.parametrize("at", [P.WATCHING, P.PROMOTED])
+def test_a_kept_swap_goes_back_when_a_later_proof_shows_harm(at: P) -> None:
+    w = world()
+    name = approved(w)
+    until(w, name, at, minutes=3000)
+    harm = MeasuredFact(consequence=Consequence.REVERT, reason="sentinel-slower")
+    facts = with_facts(w.facts(name), repeated_proof=harm)
+    step = proposal.step(w.proposals[name], facts, now=w.now)
+    assert (step.status.phase, step.status.reason) == (P.ROLLING_BACK, "sentinel-slower")
+    assert step.status.rollout is not None
+    assert step.status.rollout.quarantine_until is not None
+    waits = MeasuredFact(consequence=Consequence.WAIT)
+    facts = with_facts(w.facts(name), repeated_proof=waits)
+    assert proposal.step(w.proposals[name], facts, now=w.now).status.phase is at
+
+
 @pytest.mark.parametrize("blames", [True, False])
 def test_a_swap_that_harms_live_traffic_goes_back_from_every_pod(*, blames: bool) -> None:
     w = world()

@@ -55,6 +55,8 @@ QUERIES = queries()
 SILENT = {
     "retuned_end_to_end_total": "a server with an endpoint, and hours",
     "retuned_live_proof_verdicts_total": "a server whose steps are known",
+    "retuned_sentinel_effect_ratio": "a server whose steps are known",
+    "retuned_alarm_attributions_total": "an alarm on a server with swaps",
     "retuned_proposals_refused_total": "a win that is not worth it",
     "retuned_canary_steps_total": "a canary, which takes hours",
     "retuned_pages_total": "a way back that fails in a cluster",

@@ -114,9 +114,15 @@ def test_an_alert_says_how_grave_it_is_and_where_to_look(rule: Rule) -> None:
     assert dashboard is not None
 
 
-def test_only_a_way_back_that_fails_wakes_somebody() -> None:
+def test_only_harm_of_a_kept_swap_and_a_way_back_that_fails_wake_somebody() -> None:
     critical = {each.name for each in ALERTS if each.body["labels"]["severity"] == "critical"}
-    assert critical == {"RetunedSwapRollbackFailed"}
+    assert critical == {"RetunedSwapRollbackFailed", "RetunedSwapRolledBack"}
+    kept = [
+        each
+        for each in ALERTS
+        if (each.name, each.body["labels"]["severity"]) == ("RetunedSwapRolledBack", "critical")
+    ]
+    assert ['reason=~"(attribution|sentinel)-.*"' in each.body["expr"] for each in kept] == [True]
 
 
 def test_every_page_has_its_alert_and_the_index_has_all() -> None:

@@ -31,9 +31,14 @@ NOTES = {"apiVersion", "kind", "metadata.labels", "metadata.annotations"}
 """They promise nothing: what the file is, and free text."""
 
 DAEMON = Path(__file__).resolve().parents[2] / "daemon" / "retuned"
-READERS = (*(DAEMON / "control").glob("*.py"), DAEMON / "standalone" / "tunable_experiments.py")
+READERS = (
+    *(DAEMON / "control").glob("*.py"),
+    DAEMON / "standalone" / "sentinel.py",
+    DAEMON / "standalone" / "tunable_experiments.py",
+)
 CONDITIONAL = {
     "spec.breakGlass.maxPods": "break_glass.max_pods",
+    "spec.liveProof.sentinel": "rule.sentinel",
     "spec.pauses.experiments": "limits.pauses.experiments",
     "spec.pauses.longestMs": "limits.pauses.longest_ms",
     "spec.pauses.maxShare": "limits.pauses.max_share",
@@ -45,8 +50,8 @@ CONDITIONAL = {
     "spec.rollout.waves": "rule.waves",
     "spec.windows.overrun": "may_finish",
 }
-"""Fields that are read only in other stories, which tests/control and test_tunable_loop have; and
-how."""
+"""Fields that are read only in other stories, which tests/control, test_sentinel_loop and
+test_tunable_loop have; and how."""
 
 Fields = dict[str, tuple[type[PolicyModel], str]]
 

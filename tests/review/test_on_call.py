@@ -66,6 +66,8 @@ ABSENT = {
     "retuned_orders_total": "a sidecar",
     "retuned_end_to_end_total": "hours",
     "retuned_live_proof_verdicts_total": "a server whose steps are known",
+    "retuned_sentinel_effect_ratio": "a server whose steps are known",
+    "retuned_alarm_attributions_total": "an alarm on a server with swaps",
     "retuned_canary_steps_total": "a canary",
     "retuned_freeze_since_timestamp_seconds": "a freeze",
     "retuned_proposals_refused_total": "a win that is not worth it",

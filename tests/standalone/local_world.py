@@ -165,6 +165,11 @@ class Server(FakeSwapper):
         self.boundary("after-commit-order")
         return took
 
+    def bypass(self, definition: str, *, on: bool, arm: str | None = None) -> None:
+        self.boundary("before-bypass")
+        super().bypass(definition, on=on, arm=arm)
+        self.boundary("after-bypass")
+
 
 def auto_policy() -> KernelTuningPolicy:
     return KernelTuningPolicy.model_validate(
@@ -280,15 +285,18 @@ class World:
         )
         return self.store.put_blob(seal(document.model_dump_json().encode(), notary=self.notary))
 
-    def window(self, m: int) -> None:
-        """Let one window of traffic go by: a trace file of launches at M = m lands in it."""
+    def window(self, m: int, *, slow: float = 1.0) -> None:
+        """Let one window of traffic go by: a trace file of launches at M = m lands in it.
+
+        Each takes so many times as long as usual.
+        """
         self.clock.advance(WINDOW.total_seconds())
         number = len(self.files)
         launches = tuple(
             LaunchRecord(
                 kernel=f"retuned::{KERNEL}",
                 start_ns=i * 1000,
-                duration_ns=m * 100 + (i * 7919 + number) % 13,
+                duration_ns=int(slow * (m * 100 + (i * 7919 + number) % 13)),
                 dims=((m, 64), (64, 64)),
                 shape_source=ShapeSource.OP,
                 shape_confidence=1.0,

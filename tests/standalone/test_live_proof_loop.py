@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 from tests.standalone.local_world import KERNEL, WINNER, World, auto_policy
 from tests.standalone.test_end_to_end_loop import approve, steps
+from tests.standalone.test_steering import ask_for, freeze
 
 from retuned.errors import CandidateError, TemporaryError
-from retuned.stages.gate import KernelTuningPolicy
+from retuned.stages.gate import FreezeScope, KernelTuningPolicy, TuningFreeze
 from retuned.stages.verdict import SignedEvidence
 from retuned.stages.watch.proof import Arm, StepRecord
 from retuned.standalone.context import RecordKind
 from retuned.standalone.daemon import Loop
 from retuned.standalone.facts import quarantined
+from retuned.store.approvals import Approvals
 
 
 def policy(**rule: Any) -> KernelTuningPolicy:
@@ -132,6 +134,19 @@ def settled(world: World) -> str:
         world.loop.steer()
     (phase,) = world.phases(RecordKind.PROPOSAL)
     return phase
+
+
+def at_look(live: Live, number: int, act: Callable[[], object]) -> None:
+    """Do something after so many looks at the server, between two steps of a block."""
+    wait, looks = live.wait, [0]
+
+    def waits(seconds: float) -> None:
+        wait(seconds)
+        looks[0] += 1
+        if looks[0] == number:
+            act()
+
+    live.wait = waits  # type: ignore[method-assign]
 
 
 def record(world: World) -> Any:
@@ -394,3 +409,91 @@ def test_a_state_of_another_version_begins_again(world: World, live: Live) -> No
     )
     world.loop.measure()
     assert record(world).phase == "helps"
+
+
+@pytest.mark.parametrize(("mode", "phase"), [("required", "RolledBack"), ("observe", "Promoted")])
+@pytest.mark.parametrize("look", [50, 51, 52, 53])
+def test_a_freeze_ends_the_proof_within_a_look(
+    world: World, live: Live, mode: str, phase: str, look: int
+) -> None:
+    live.effect = -0.04
+    assert swapped(world, policy(mode=mode)) == "Proving"
+    frozen_at: list[float] = []
+
+    def frozen() -> None:
+        freeze(world)
+        frozen_at.append(live.now_s())
+
+    at_look(live, look, frozen)
+    world.loop.measure()
+    assert record(world).body["report"]["reason"] == "interrupted"
+    assert live.now_s() == frozen_at[0], "it does not wait for the end of the block"
+    assert world.server.slots()[0].bypassed is (mode == "required")
+    Approvals(world.store).thaw(f"f-{world.clock.now():%H%M%S}", who="ada", at=world.clock.now())
+    assert settled(world) == phase
+    assert world.server.slots()[0].active == (None if mode == "required" else WINNER.digest)
+    assert WINNER.digest not in quarantined(world.loop.ctx)
+
+
+def test_while_frozen_no_proof_begins(world: World, live: Live) -> None:
+    live.effect = -0.04
+    assert swapped(world, policy()) == "Proving"
+    freeze(world, for_s=600.0)
+    world.loop.measure()
+    assert world.store.list(RecordKind.LIVE_PROOF) == []
+    assert settled(world) == "Proving"
+    world.clock.advance(600.0)
+    world.loop.measure()
+    assert settled(world) == "Promoted"
+
+
+def test_a_freeze_of_another_kernel_ends_no_proof(world: World, live: Live) -> None:
+    live.effect = -0.04
+    assert swapped(world, policy()) == "Proving"
+    scope = FreezeScope(kernels=("another",))
+    sign = TuningFreeze(id="f", scope=scope, user="ada", at=world.clock.now())
+    at_look(live, 50, lambda: Approvals(world.store).freeze(sign))
+    world.loop.measure()
+    assert record(world).phase == "helps"
+
+
+def test_a_freeze_that_cannot_be_read_delays_the_proof(world: World, live: Live) -> None:
+    live.effect = -0.04
+    assert swapped(world, policy()) == "Proving"
+    at_look(live, 50, lambda: world.store.add(RecordKind.FREEZE, "f", {"x": 1}, phase="active"))
+    world.loop.measure()
+    assert record(world).phase == "proving"
+    assert world.server.slots()[0].bypassed, "without a verdict the original serves"
+    assert world.store.advance(RecordKind.FREEZE, "f", expect="active", to="lifted")
+    world.loop.measure()
+    assert record(world).phase == "helps"
+
+
+@pytest.mark.parametrize("what", ["rollback", "abort"])
+def test_a_request_in_a_block_ends_the_proof(world: World, live: Live, what: str) -> None:
+    assert swapped(world, policy()) == "Proving"
+    ended_at: list[float] = []
+
+    def asks() -> None:
+        (proposal,) = world.store.list(RecordKind.PROPOSAL)
+        ask_for(world, what, proposal.id)
+        world.loop.steer()
+        ended_at.append(live.now_s())
+
+    at_look(live, 50, asks)
+    world.loop.measure()
+    assert live.now_s() == ended_at[0]
+    assert record(world).body["report"]["reason"] == "interrupted"
+    assert settled(world) == "RolledBack"
+    assert world.server.slots()[0].active is None
+
+
+def test_a_server_that_is_detached_ends_the_proof(world: World, live: Live) -> None:
+    live.effect = -0.04
+    assert swapped(world, policy()) == "Proving"
+    detached = CandidateError("detached", detail="4711.sock")
+    at_look(live, 50, lambda: setattr(live, "lost", detached))
+    world.loop.measure()
+    assert record(world).body["report"]["reason"] == "interrupted"
+    assert settled(world) == "RolledBack"
+    assert WINNER.digest not in quarantined(world.loop.ctx)

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from retuned.cli.evidence import gates_line
 from retuned.cli.output import safe, stdout
 from retuned.ports import Event, Store, Stored
-from retuned.report.live_proof import sentence_of
+from retuned.report.live_proof import sentence_of, sentinel_sentence
 from retuned.report.proposal_text import (
     DECIDED,
     freeze_line,
@@ -302,6 +302,12 @@ def print_live_proof(stored: Stored | None) -> None:
     if stored.body.get("evidence"):
         rows.append(("", f"evidence {stored.body['evidence']}"))
     print_fields(rows)
+
+
+def print_sentinel(state: ProofState | None) -> None:
+    """Print what the pairs of a promoted swap show; nothing without any."""
+    if state is not None:
+        print_fields([("sentinel", sentinel_sentence(state))])
 
 
 def _numbers(report: EndToEndReport) -> str:

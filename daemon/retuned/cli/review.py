@@ -22,6 +22,7 @@ from retuned.cli.render_proposals import (
     live_proof_body,
     print_end_to_end,
     print_live_proof,
+    print_sentinel,
     print_turns,
     turns_of,
 )
@@ -37,9 +38,11 @@ from retuned.cli.session import (
 )
 from retuned.errors import Refused, UnreadableInput, UsageError
 from retuned.ports import Stored
+from retuned.report.live_proof import sentinel_sentence
 from retuned.stages.gate import DecisionKind, SwapDecision
 from retuned.stages.proposal import Proposal
 from retuned.standalone import decisions as people
+from retuned.standalone import repeated_proof
 from retuned.standalone.context import RecordKind
 from retuned.standalone.decisions import (
     OPEN,
@@ -148,10 +151,12 @@ def show(
         asked = asked_for(at.store).get(stored.id, ())
         measured = end_to_end_of(at.store, stored.id)
         proven = at.store.get("live-proof", stored.id)
+        guarded = repeated_proof.day_state(at.store, stored.id)
     if json:
         body = render_proposals.summary(stored, proposal, gate, asked=asked)
         body["end_to_end"] = end_to_end_body(measured)
         body["live_proof"] = live_proof_body(proven)
+        body["sentinel"] = sentinel_sentence(guarded) if guarded is not None else None
         body["evidence"] = render_proposals.evidence_summary(proposal, evidence)
         body["beside"] = beside
         body["proposal"] = proposal.model_dump(mode="json")
@@ -174,6 +179,7 @@ def show(
     )
     print_end_to_end(measured)
     print_live_proof(proven)
+    print_sentinel(guarded)
     print_turns(turns)
     render_proposals.print_events(events)
 

@@ -137,6 +137,9 @@ class RolloutFacts:
     """Result of the live proof of the present wave."""
     live_proofs: tuple[LiveProofStatus, ...] | None = None
     """Live proofs by node agents, as the pods report them; None where the control plane proves."""
+    repeated_proof: MeasuredFact = MeasuredFact()
+    """Result of pairs of a swap that was kept: of an alarm that tried it off, or of its sentinel.
+    """
     unavailable: str = ""
     """What the policy requires and is not possible here, stable code; empty if nothing is."""
     unavailable_detail: str = ""

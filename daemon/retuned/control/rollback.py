@@ -34,13 +34,17 @@ def harm_of(case: ProposalStep) -> DetectedHarm | None:
     frozen = _frozen_back(case)
     if frozen is not None:
         return frozen
-    if case.phase is _P.PROMOTED or case.status.rollout is None:
+    if case.status.rollout is None:
         return None
-    for measured in (facts.end_to_end, facts.live_proof):
+    promoted = case.phase is _P.PROMOTED
+    before = () if promoted else (facts.end_to_end, facts.live_proof)
+    for measured in (*before, facts.repeated_proof):
         if measured.consequence is Consequence.REVERT:
             return DetectedHarm(
                 reason=measured.reason, detail=measured.detail, blames=measured.blames
             )
+    if promoted:
+        return None
     undone = _refused(case) or _late(case)
     if undone is not None:
         return undone

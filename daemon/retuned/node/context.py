@@ -17,7 +17,8 @@ WINDOW = "window"
 DETECTOR = "detector"
 """State of the drift detector: current."""
 DRIFT = "drift"
-"""One drift report: new where it asks for a retune, else noted."""
+"""One drift report: new where it asks for a retune, held -> noted where an alarm waits for its
+cause, else noted."""
 
 
 class Recogniser(Protocol):

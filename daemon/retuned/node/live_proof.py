@@ -8,8 +8,10 @@ the verdict goes, which is behind `ProofRecord`.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import threading
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -70,7 +72,7 @@ class ProofRecord(Protocol):
         ...
 
     def need(self) -> ProofNeed:
-        """Return whether the proof is still wanted, after each block."""
+        """Return whether the proof is still wanted, several times in each block."""
         ...
 
 
@@ -83,16 +85,17 @@ class StoredProof:
         Where the record is kept, under `LIVE_PROOF`.
     order
         The order that is proven; the state of another order is not continued.
-    id
-        Id of the record.
+    kind, id
+        Of the record.
     """
 
-    def __init__(self, store: Store, order: SwapOrder, *, id: str) -> None:
-        self._store, self._order, self._id = store, order, id
+    def __init__(self, store: Store, order: SwapOrder, *, kind: str = LIVE_PROOF, id: str) -> None:
+        self._store, self._order = store, order
+        self._kind, self._id = kind, id
 
     def known(self) -> proof.ProofState | None:
         """See `ProofRecord.known`; None if the state cannot be read."""
-        record = self._store.get(LIVE_PROOF, self._id)
+        record = self._store.get(self._kind, self._id)
         if record is None or record.body["order"] != self._order.id:
             return None
         try:
@@ -103,7 +106,7 @@ class StoredProof:
 
     def begin(self, state: proof.ProofState) -> None:
         """See `ProofRecord.begin`."""
-        if not self._store.add(LIVE_PROOF, self._id, self.body(state), phase=PROVING):
+        if not self._store.add(self._kind, self._id, self.body(state), phase=PROVING):
             self.keep(state)
 
     def keep(self, state: proof.ProofState) -> None:
@@ -112,7 +115,7 @@ class StoredProof:
 
     def advance(self, body: dict[str, Any], *, to: str) -> bool:
         """Write a record without a verdict; False if it has one."""
-        return self._store.advance(LIVE_PROOF, self._id, expect=PROVING, to=to, body=body)
+        return self._store.advance(self._kind, self._id, expect=PROVING, to=to, body=body)
 
     def body(self, state: proof.ProofState) -> dict[str, Any]:
         """Return the record of a state."""
@@ -156,6 +159,10 @@ class ProofRunner:
         Its steps.
     clock
         Wall time, which continues over restarts.
+    first
+        From the time in seconds to the first state; `proof.begin` under the rule by default.
+    kept
+        Whether the swap was kept before: it is on without a verdict, and only harm switches it off.
     """
 
     def __init__(
@@ -167,18 +174,23 @@ class ProofRunner:
         swapper: Swapper,
         live: LiveSteps,
         clock: Clock,
+        first: Callable[[float], proof.ProofState] | None = None,
+        kept: bool = False,
     ) -> None:
         self._order, self._rule, self._record = order, rule, record
         self._swapper, self._live, self._clock = swapper, live, clock
+        self._first = first or (lambda at_s: proof.begin(proof.settings_of(rule), at_s=at_s))
+        self._kept = kept
         self._steps: dict[str, list[proof.StepRecord]] = {}
         """By label of their block."""
 
-    def run(self, stop: threading.Event) -> None:
-        """Measure pairs until there is a verdict, or `stop` is set."""
+    def run(self, stop: threading.Event, *, most_pairs: float = math.inf) -> None:
+        """Measure pairs until there is a verdict, `stop` is set, or there were so many."""
         state = self._begun()
+        last = state.planned + most_pairs
         try:
             self._live.begin()
-            while not state.done and not stop.is_set():
+            while not state.done and not stop.is_set() and state.planned < last:
                 state = self._keep(proof.next_pair(state, secrets.SystemRandom()))
                 state = self._keep(self._measured(state, stop))
         except (_Interrupted, CandidateError) as error:
@@ -222,24 +234,24 @@ class ProofRunner:
         while not stop.is_set():
             self._live.wait(_LOOK_S)
             self._read()
+            self._check_need()
             count = len(self._steps.get(label, ()))
             elapsed_s = self._live.now_s() - began_s
             if proof.block_is_over(plan, elapsed_s=elapsed_s, steps=count):
-                return self._stands(off=off)
+                return self._slot().bypassed is off
         return False
 
     def _read(self) -> None:
         for label, step in self._live.read():
             self._steps.setdefault(label, []).append(step)
 
-    def _stands(self, *, off: bool) -> bool:
-        """Whether the block's arm is still in force; raises where the proof is not wanted now."""
+    def _check_need(self) -> None:
+        """Raise where the proof is not wanted now: a freeze or a rollback does not wait for it."""
         need = self._record.need()
         if need is ProofNeed.END:
-            raise _Interrupted("the rollout has ended")
+            raise _Interrupted("it is not wanted any more")
         if need is ProofNeed.WAIT:
             raise _Waits("it is not wanted now")
-        return self._slot().bypassed is off
 
     def _slot(self) -> SlotState:
         """Return the slot, which has this very order in force; raises if it has not."""
@@ -257,7 +269,7 @@ class ProofRunner:
         """Return the state of this order; a pair that a daemon left is abandoned."""
         state = self._record.known()
         if state is None:
-            state = proof.begin(proof.settings_of(self._rule), at_s=self._at_s())
+            state = self._first(self._at_s())
             self._record.begin(state)
             return state
         if state.plan is not None:
@@ -276,7 +288,9 @@ class ProofRunner:
         """Leave the slot as the verdict, or the lack of one, asks for."""
         ended = state.report if state.done else None
         on = self._rule.mode is LiveProofMode.OBSERVE
-        on = on or (ended is not None and proof.keeps(ended, self._rule))
+        on = on or (
+            self._kept if ended is None else proof.keeps(ended, self._rule, kept=self._kept)
+        )
         try:
             self._live.end()
             self._slot()

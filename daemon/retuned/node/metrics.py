@@ -77,8 +77,8 @@ def by_kernel(profile: WorkloadProfile, *, most: int = KERNELS) -> list[tuple[st
     return [*kept, (OTHER, rest[0], rest[1])] if rest[1] else kept
 
 
-def window_judged(ctx: Observing, report: DriftReport) -> None:
-    """Show what a window says."""
+def window_judged(ctx: Observing, report: DriftReport, *, shown: DriftAction) -> None:
+    """Show what a window says; `shown` is none while its alarm waits for its cause."""
     count, gauge = ctx.telemetry.count, ctx.telemetry.gauge
     gauge("retuned_drift_distance_bits", report.distance)
     gauge("retuned_drift_cusum", report.cusum)
@@ -88,10 +88,15 @@ def window_judged(ctx: Observing, report: DriftReport) -> None:
         return
     gauge("retuned_drift_uncovered_ratio", report.uncovered_share)
     gauge("retuned_drift_expected_saving_ratio", report.expected_saving)
-    standing = [({"action": str(each)}, float(each is report.action)) for each in DriftAction]
-    ctx.telemetry.table("retuned_drift_standing", standing)
+    drift_standing(ctx, shown)
     for code in {reason.code for reason in report.reasons}:
         count("retuned_drift_reasons_total", code=str(code))
+
+
+def drift_standing(ctx: Observing, action: DriftAction) -> None:
+    """Show what the last judged window asks for."""
+    standing = [({"action": str(each)}, float(each is action)) for each in DriftAction]
+    ctx.telemetry.table("retuned_drift_standing", standing)
 
 
 def slots(telemetry: Telemetry, samples: Sequence[WatchSample]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal, Protocol
@@ -142,8 +142,25 @@ def close_windows(ctx: Observing) -> int:
     return len(groups)
 
 
-def judge_windows(ctx: Observing) -> Sequence[DriftReport]:
-    """Learn the baseline from the first windows, then judge each new one in order."""
+HELD = "held"
+"""Phase of an alarm that waits until the swaps were tried off."""
+Holds = Callable[[Stored, DriftReport], str]
+"""From a window and its alarm to what the alarm says while it waits; empty sends it."""
+
+
+def judge_windows(
+    ctx: Observing, *, holds: Holds = lambda _window, _alarm: ""
+) -> Sequence[DriftReport]:
+    """Learn the baseline from the first windows, then judge each new one in order.
+
+    Parameters
+    ----------
+    ctx
+        Ports and settings.
+    holds
+        Decides in the transaction of an alarm whether it waits for its cause. `send_alarm` sends it
+        then.
+    """
     fresh = ctx.store.list(WINDOW, phase="new")
     stored = ctx.store.get(DETECTOR, "state")
     if stored is None:
@@ -159,9 +176,37 @@ def judge_windows(ctx: Observing) -> Sequence[DriftReport]:
                 settings=ctx.settings.drift,
             )
             ctx.spans.say(action=str(report.action), sentence=report.sentence)
-            _keep_report(ctx, window, report, state)
+            _keep_report(ctx, window, report, state, holds=holds)
         reports.append(report)
     return reports
+
+
+def send_alarm(ctx: Observing, id: str, finding: str) -> None:
+    """Send an alarm that waited, with what was found; one that was sent gets the finding later.
+
+    Parameters
+    ----------
+    ctx
+        Ports and settings.
+    id
+        Of its report.
+    finding
+        What was found of its cause, as a part of its sentence.
+    """
+    stored = ctx.store.get(DRIFT, id)
+    if stored is None:
+        return
+    report = drift_stage.attributed(DriftReport.model_validate(stored.body), finding)
+    body = report.model_dump(mode="json")
+    with ctx.store.transaction():
+        first = ctx.store.advance(DRIFT, id, expect=HELD, to="noted", body=body)
+        if not first and not ctx.store.advance(DRIFT, id, expect="noted", to="noted", body=body):
+            return
+        what = f"drift-{report.action}" if first else "drift-attributed"
+        ctx.store.record(_event(ctx, DRIFT, id, what=what, sentence=report.sentence))
+    if first and not ctx.store.ids(DRIFT, above=id):
+        metrics.drift_standing(ctx, report.action)
+    log.info("%s: %s", what, report.sentence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,15 +321,15 @@ def _learn(ctx: Observing, fresh: Sequence[Stored]) -> None:
     log.info("baseline learned from %d windows%s", used, left_out)
 
 
-def _keep_report(ctx: Observing, window: Stored, report: DriftReport, state: DetectorState) -> None:
-    retune = report.action is DriftAction.RETUNE
+def _keep_report(
+    ctx: Observing, window: Stored, report: DriftReport, state: DetectorState, *, holds: Holds
+) -> None:
+    phase = "new" if report.action is DriftAction.RETUNE else "noted"
     with ctx.store.transaction():
-        ctx.store.add(
-            DRIFT,
-            window.id,
-            report.model_dump(mode="json"),
-            phase="new" if retune else "noted",
-        )
+        finding = holds(window, report) if report.action is DriftAction.ALARM else ""
+        if finding:
+            report, phase = drift_stage.attributed(report, finding), HELD
+        ctx.store.add(DRIFT, window.id, report.model_dump(mode="json"), phase=phase)
         ctx.store.advance(
             DETECTOR,
             "state",
@@ -292,9 +337,9 @@ def _keep_report(ctx: Observing, window: Stored, report: DriftReport, state: Det
             to="current",
             body=state.model_dump(mode="json"),
         )
-        phase = "skipped" if report.skipped == "not-counted" else "judged"
-        ctx.store.advance(WINDOW, window.id, expect="new", to=phase)
-        if report.detected:
+        judged = "skipped" if report.skipped == "not-counted" else "judged"
+        ctx.store.advance(WINDOW, window.id, expect="new", to=judged)
+        if report.detected and not finding:
             ctx.store.record(
                 _event(
                     ctx,
@@ -304,7 +349,7 @@ def _keep_report(ctx: Observing, window: Stored, report: DriftReport, state: Det
                     sentence=report.sentence,
                 )
             )
-    metrics.window_judged(ctx, report)
+    metrics.window_judged(ctx, report, shown=DriftAction.NONE if finding else report.action)
     log.info("window judged: action=%s %s", report.action, report.sentence)
 
 

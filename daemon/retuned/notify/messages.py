@@ -172,14 +172,32 @@ def swapped(proposal: Proposal, *, place: Place, now: datetime) -> Notice:
 
 
 def rolled_back(
-    proposal: Proposal, *, why: str, number: int, place: Place, now: datetime
+    proposal: Proposal,
+    *,
+    why: str,
+    number: int,
+    place: Place,
+    now: datetime,
+    pages: bool = False,
 ) -> Notice:
-    """Report a rollback; `number` counts them."""
+    """Report a rollback.
+
+    Parameters
+    ----------
+    proposal, place, now
+        As elsewhere.
+    why
+        Reason code and detail.
+    number
+        Counts the rollbacks of the proposal.
+    pages
+        Whether the server ran a harmful kernel that had been kept.
+    """
     return _notice(
         proposal,
         event=Event.ROLLED_BACK,
         standing=Standing.TELL,
-        severity=Severity.WARNING,
+        severity=Severity.CRITICAL if pages else Severity.WARNING,
         key=f"{proposal.id}:{Event.ROLLED_BACK}:{number}",
         summary=f"Rolled back ({why or 'no reason kept'}): {meaning(proposal)}",
         facts=(("reason", why), ("artifact", proposal.artifact)),

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from retuned.stages.watch.proof import ProofReport, Verdict, percent_of
+from retuned.stages.watch.proof import (
+    PairKind,
+    ProofReport,
+    ProofState,
+    Verdict,
+    effect_so_far,
+    percent_of,
+)
 
 _OUTCOMES = {
     Verdict.HELPS: "helps",
@@ -40,6 +47,16 @@ def sentence_of(report: ProofReport) -> str:
     if wants_visible and report.visible is not None:
         said += f"; these pairs show effects from {percent_of(report.visible):.1f} %"
     return said + ("; the host sets the pace" if report.account.host_bound else "")
+
+
+def sentinel_sentence(state: ProofState) -> str:
+    """Return what a day of a sentinel shows: its verdict, or its pairs until now."""
+    if state.report is not None:
+        return sentence_of(state.report)
+    effect, count = effect_so_far(state), len(state.of(PairKind.LONG))
+    if effect is None:
+        return "no pair that counts yet"
+    return f"steps take {_change(effect)}; {count} pairs of the last day"
 
 
 def _change(effect: float) -> str:

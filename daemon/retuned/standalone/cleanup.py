@@ -27,11 +27,14 @@ from pydantic import ValidationError
 
 from retuned.contract import Digest
 from retuned.errors import RetunedError
+from retuned.node.live_proof import PROVING
 from retuned.node.order_context import STANDING
 from retuned.node.order_store import bringer, latest
 from retuned.ports import Event
 from retuned.stages.proposal import Proposal
 from retuned.stages.swap import SwapOrder
+from retuned.stages.watch.attribution import AttributionOutcome
+from retuned.stages.watch.proof import Verdict
 from retuned.standalone.context import Context, RecordKind, Retention
 from retuned.standalone.records import BEFORE_SWAP, GOING_BACK, UNDER_WAY, in_phases
 
@@ -167,6 +170,13 @@ _NEEDED = (*BEFORE_SWAP, *UNDER_WAY, *GOING_BACK)
 """Phases of proposals whose artifact and evidence are needed, whatever is in force."""
 _ASKED = ("new", "explained", "answered")
 """Phases of drift reports that asked for something."""
+_PROVEN = {
+    RecordKind.REPEATED_PROOF: (PROVING, *(str(v) for v in Verdict if v is not Verdict.HARMS)),
+    RecordKind.ATTRIBUTION: tuple(
+        str(o) for o in AttributionOutcome if o is not AttributionOutcome.TRYING
+    ),
+}
+"""Proofs of swaps that were kept, from which nothing follows after a day."""
 _OVER = ("judged", "skipped")
 """Phases of windows that nobody looks at again but people."""
 _GOING = ".going-"
@@ -280,6 +290,9 @@ def _forget_windows(ctx: Context) -> int:
     asked = {id for phase in _ASKED for id in ctx.store.ids(RecordKind.DRIFT, phase=phase)}
     keep = windows_of(asked, windows=ctx.store.ids(RecordKind.WINDOW))
     ctx.store.forget(RecordKind.DRIFT, phase="noted", before=before)
+    for kind, phases in _PROVEN.items():
+        for phase in phases:
+            ctx.store.forget(kind, phase=phase, before=before)
     return sum(
         ctx.store.forget(RecordKind.WINDOW, phase=phase, before=before, keep=keep)
         for phase in _OVER

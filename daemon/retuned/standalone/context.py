@@ -58,7 +58,7 @@ class RecordKind(StrEnum):
     DETECTOR = observing.DETECTOR
     """State of the drift detector: current."""
     DRIFT = observing.DRIFT
-    """One drift report: new -> explained | noted."""
+    """One drift report: new -> explained | noted; an alarm may be held -> noted."""
     HYPOTHESIS = "hypothesis"
     """open -> testing -> tested | refined | abandoned; open -> outdated by a newer belief."""
     EXPERIMENT = "experiment"
@@ -88,6 +88,14 @@ class RecordKind(StrEnum):
     """Rollback or abort asked for by a person: new -> done."""
     LIVE_PROOF = live_proof.LIVE_PROOF
     """The live proof of a proposal's swap, see `retuned.node.live_proof.LIVE_PROOF`."""
+    REPEATED_PROOF = "repeated-proof"
+    """Pairs of a swap that was kept, for an alarm or a day of its sentinel, see
+    `retuned.standalone.repeated_proof`: proving -> a verdict."""
+    SENTINEL = "sentinel"
+    """When the next pair of a promoted swap runs, under its proposal's id: current."""
+    ATTRIBUTION = "attribution"
+    """Whether a swap is the cause of an alarm, under the id of its drift report: trying -> swap |
+    not-swaps | unknown."""
     END_TO_END = "end-to-end"
     """Gate G7 on a proposal's swap, under its id: measuring -> pass | fail | not-measured."""
     LIFTED = "lifted"

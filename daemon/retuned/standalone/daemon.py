@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
 from apscheduler.executors.pool import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from retuned.node import windows
 from retuned.node.loops import attempt, wait_until
 from retuned.standalone import (
+    attribution,
     captured_inputs,
     cleanup,
     end_to_end,
@@ -25,6 +27,7 @@ from retuned.standalone import (
     metrics,
     proposals,
     savings,
+    sentinel,
     tunables,
     tuned_files,
 )
@@ -61,7 +64,7 @@ class Loop:
             windows.ingest(self.ctx)
             windows.close_windows(self.ctx)
             hypotheses.settle(self.ctx)
-            windows.judge_windows(self.ctx)
+            windows.judge_windows(self.ctx, holds=partial(attribution.holds, self.ctx))
             tuned_files.observe(self.ctx)
             tunables.observe(self.ctx)
             hypotheses.explain(self.ctx)
@@ -84,6 +87,7 @@ class Loop:
         reconciler = self.reconciler
         with self._orders:
             attempt(self.ctx.telemetry, "watch", reconciler.watch)
+            attempt(self.ctx.telemetry, "alarms", lambda: attribution.send(self.ctx))
             for _ in range(_ROUNDS):
                 changed = [self._attempt("reconcile", reconciler.reconcile)]
                 changed.append(self._attempt("deliver", reconciler.deliver))
@@ -102,9 +106,14 @@ class Loop:
         self._beside.look()
 
     def measure(self) -> None:
-        """Gate G7 and the live proof: measure a swap in the server. Long; nothing waits for it."""
+        """Measure swaps in the server: for alarms, gate G7 and live proofs. Long.
+
+        Nothing waits for it but an alarm, for a minute.
+        """
+        attribution.try_off(self.ctx, self._stopping)
         end_to_end.measure(self.ctx, self._stopping)
         live_proof.prove(self.ctx, self._stopping)
+        sentinel.keep_up(self.ctx, self._stopping)
 
     def stop_measuring(self) -> None:
         """Begin no further pass, and leave no swap switched off."""

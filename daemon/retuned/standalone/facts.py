@@ -40,7 +40,13 @@ from retuned.stages import gate
 from retuned.stages.gate import EndToEndRule, LiveProofMode
 from retuned.stages.gate.policy import Selector
 from retuned.stages.proposal import Proposal
-from retuned.standalone import end_to_end, live_proof, tunable_records, tuned_files
+from retuned.standalone import (
+    end_to_end,
+    live_proof,
+    repeated_proof,
+    tunable_records,
+    tuned_files,
+)
 from retuned.standalone import evidence as proving
 from retuned.standalone.context import Context, RecordKind
 from retuned.standalone.evidence import measured_in
@@ -197,6 +203,7 @@ def facts_of(
         evidence_fault=fault,
         end_to_end=_end_to_end(ctx, resource),
         live_proof=_live_proof(ctx, resource),
+        repeated_proof=_repeated_proof(ctx, resource),
         unavailable=_unavailable(ctx, record),
     )
 
@@ -416,6 +423,13 @@ def _live_proof(ctx: Context, resource: LocalProposal) -> MeasuredFact:
     if not resource.status.phase.is_under_way:
         return MeasuredFact()
     return live_proof.follows(ctx, resource.stage_proposal())
+
+
+def _repeated_proof(ctx: Context, resource: LocalProposal) -> MeasuredFact:
+    """Return what pairs of a swap that was kept mean for it."""
+    if resource.status.phase not in (ProposalPhase.WATCHING, ProposalPhase.PROMOTED):
+        return MeasuredFact()
+    return repeated_proof.follows(ctx, resource.stage_proposal())
 
 
 def _unavailable(ctx: Context, record: Proposal) -> str:

@@ -12,10 +12,11 @@ import json
 import logging
 import threading
 from collections.abc import Mapping
+from typing import Any
 
 from retuned.api.proposal import ProposalPhase
 from retuned.control import MeasuredFact
-from retuned.errors import RetunedError, TemporaryError
+from retuned.errors import RetunedError, TemporaryError, UnreadableInput
 from retuned.node.live_proof import (
     PROVING,
     ProofNeed,
@@ -23,7 +24,8 @@ from retuned.node.live_proof import (
     StoredProof,
     report_in,
 )
-from retuned.ports import Event, Stored
+from retuned.node.order_store import bringer
+from retuned.ports import Event
 from retuned.report.live_proof import sentence_of
 from retuned.stages import watch
 from retuned.stages.gate import LiveProof, LiveProofMode
@@ -33,9 +35,13 @@ from retuned.stages.watch import proof
 from retuned.standalone import tuned_files
 from retuned.standalone.context import Context, RecordKind
 from retuned.standalone.records import UNDER_WAY, committed, say
+from retuned.store.approvals import Approvals
 from retuned.store.envelopes import seal
 
 log = logging.getLogger(__name__)
+
+_AGAIN = (PROVING, *map(str, proof.Verdict))
+"""Phases of further proofs."""
 
 
 def prove(ctx: Context, stop: threading.Event) -> None:
@@ -44,7 +50,7 @@ def prove(ctx: Context, stop: threading.Event) -> None:
     for kept in committed(ctx.store).values():
         if stop.is_set() or ctx.live_steps is None:
             return
-        rule = _rule(ctx, kept.order.definition)
+        rule = rule_of(ctx, kept.order.definition)
         if rule is not None and _is_due(ctx, kept.order):
             ProofRunner(
                 kept.order,
@@ -62,9 +68,9 @@ def switch_on(ctx: Context) -> None:
     The server did not answer when their verdict came, or the policy asks for no proof any more.
     """
     wanted = {
-        (stored.body["definition"], stored.body["artifact"])
-        for stored in ctx.store.list(RecordKind.LIVE_PROOF)
-        if _is_kept(ctx, stored)
+        (kept.order.definition, kept.order.artifact)
+        for kept in committed(ctx.store).values()
+        if kept.order.artifact is not None and _must_serve(ctx, kept.order)
     }
     if not wanted:
         return
@@ -76,25 +82,34 @@ def switch_on(ctx: Context) -> None:
         log.warning("swaps could not be switched on again: %s", error)
 
 
-def _is_kept(ctx: Context, stored: Stored) -> bool:
-    """Whether a swap serves whatever its proof has or has not shown."""
-    proposal = ctx.store.get(RecordKind.PROPOSAL, stored.id)
+def _must_serve(ctx: Context, order: SwapOrder) -> bool:
+    """Whether a swap serves whatever its proofs have or have not shown."""
+    id = bringer(ctx.store, order).proposal
+    proposal = ctx.store.get(RecordKind.PROPOSAL, id)
     if proposal is None or proposal.phase not in (*UNDER_WAY, str(ProposalPhase.PROMOTED)):
         return False
+    record = ctx.store.get(RecordKind.LIVE_PROOF, id)
+    again = {p: ctx.store.ids(RecordKind.REPEATED_PROOF, phase=p, prefix=f"{id}/") for p in _AGAIN}
+    if record is None and not any(again.values()):
+        return False  # no proof has switched it off
     try:
-        rule = _rule(ctx, str(stored.body["definition"]))
+        rule = rule_of(ctx, order.definition)
     except (RetunedError, OSError):
         return False
     if rule is None or rule.mode is LiveProofMode.OBSERVE:
         return True
-    report = report_of(ctx, stored.id)
-    return report is not None and proof.keeps(report, rule)
+    if again[str(proof.Verdict.HARMS)]:
+        return False
+    if proposal.phase == ProposalPhase.PROMOTED:
+        return True
+    report = report_in(record)
+    return record is None or (report is not None and proof.keeps(report, rule))
 
 
 def follows(ctx: Context, proposal: Proposal) -> MeasuredFact:
     """Return what the live proof means for a swap under way."""
     try:
-        rule = _rule(ctx, proposal.definition)
+        rule = rule_of(ctx, proposal.definition)
     except (RetunedError, OSError) as error:
         log.warning("%s waits for a policy that can be read: %s", proposal.definition, error)
         return MeasuredFact(consequence=watch.Consequence.WAIT)
@@ -142,7 +157,7 @@ def report_of(ctx: Context, proposal: str) -> proof.ProofReport | None:
     return report_in(ctx.store.get(RecordKind.LIVE_PROOF, proposal))
 
 
-def _rule(ctx: Context, definition: str) -> LiveProof | None:
+def rule_of(ctx: Context, definition: str) -> LiveProof | None:
     """Return what the policy requires; None where nothing is measured."""
     limits = ctx.policy_limits(definition)
     rule = LiveProof() if limits is None else limits.live_proof
@@ -163,11 +178,33 @@ def _is_due(ctx: Context, order: SwapOrder) -> bool:
     waits = stored.phase == str(ProposalPhase.PROVING)
     if not waits or (record is not None and record.phase != PROVING):
         return False
+    if record is None and unless_frozen(ctx, order) is not ProofNeed.CONTINUE:
+        return False
     try:
         return not unavailable(ctx, order.proposal)
     except TemporaryError as error:
         log.info("%s is not proven now: %s", order.definition, error)
         return record is not None  # its time goes on
+
+
+def unless_frozen(ctx: Context, order: SwapOrder) -> ProofNeed:
+    """Return whether a proof may go on: a freeze ends it, one that cannot be read delays it."""
+    try:
+        freezes = Approvals(ctx.store).freezes(now=ctx.clock.now())
+    except UnreadableInput as error:
+        log.error("%s: the proof waits: %s", order.definition, error)
+        return ProofNeed.WAIT
+    covered = any(e.scope.covers(target=order.target, kernel=order.definition) for e in freezes)
+    return ProofNeed.END if covered else ProofNeed.CONTINUE
+
+
+def sealed(
+    ctx: Context, body: Mapping[str, Any], report: proof.ProofReport, *, proposal: str
+) -> dict[str, Any]:
+    """Return a record with its report and the digest of its signed evidence."""
+    told = dict(body) | {"report": report.model_dump(mode="json")}
+    payload = json.dumps({"gate": "live-proof", "proposal": proposal, **told})
+    return told | {"evidence": ctx.store.put_blob(seal(payload.encode(), notary=ctx.notary))}
 
 
 class _Record(StoredProof):
@@ -182,16 +219,15 @@ class _Record(StoredProof):
         stored = self._ctx.store.get(RecordKind.PROPOSAL, self._order.proposal)
         if stored is None or stored.phase not in UNDER_WAY:
             return ProofNeed.END
-        proving = stored.phase == str(ProposalPhase.PROVING)
-        return ProofNeed.CONTINUE if proving else ProofNeed.WAIT
+        if stored.phase != str(ProposalPhase.PROVING):
+            return ProofNeed.WAIT
+        return unless_frozen(self._ctx, self._order)
 
     def finish(self, state: proof.ProofState) -> None:
         """Keep the verdict with its signed evidence."""
         ctx, order, report = self._ctx, self._order, state.report
         assert report is not None, "a proof that is done has one"
-        body = self.body(state) | {"report": report.model_dump(mode="json")}
-        payload = json.dumps({"gate": "live-proof", "proposal": order.proposal, **body})
-        body["evidence"] = ctx.store.put_blob(seal(payload.encode(), notary=ctx.notary))
+        body = sealed(ctx, self.body(state), report, proposal=order.proposal)
         verdict, sentence = str(report.verdict), sentence_of(report)
         with ctx.store.transaction():
             if not self.advance(body, to=verdict):

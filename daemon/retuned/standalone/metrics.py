@@ -24,6 +24,7 @@ from retuned.standalone.records import (
     proposals,
     understood,
 )
+from retuned.standalone.sentinel import effect_rows
 from retuned.store.approvals import Approvals
 from retuned.telemetry import Row
 from retuned.telemetry.labels import (
@@ -162,6 +163,7 @@ class StateMetrics:
         _waiting(self._ctx)
         _in_force(self._ctx)
         _going_back(self._ctx)
+        self._ctx.telemetry.table("retuned_sentinel_effect_ratio", effect_rows(self._ctx))
         self._count_decisions()
         _freezes(self._ctx)
 

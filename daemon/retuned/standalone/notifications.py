@@ -29,6 +29,7 @@ from retuned.standalone import decisions
 from retuned.standalone.context import RecordKind
 from retuned.standalone.decisions import Actor, gate_of, read_proposal
 from retuned.standalone.records import UNDER_WAY
+from retuned.standalone.repeated_proof import CAUSES
 from retuned.standalone.review_source import key_of
 from retuned.store.approvals import Approvals, Identity, identity_of_uid
 from retuned.store.sqlite import SqliteStore
@@ -122,9 +123,11 @@ def _happened(store: Store, sender: Sender, place: Place, now: datetime) -> Iter
                 yield messages.swapped(proposal, place=place, now=now)
             continue
         returns = [event for event in _events(store, stored.id) if event.what == "rolling-back"]
+        why = _why(returns, "rolling-back")
         yield messages.rolled_back(
             proposal,
-            why=_why(returns, "rolling-back"),
+            why=why,
+            pages=why.startswith(tuple(f"{cause}-" for cause in CAUSES)),
             number=len(returns),
             place=place,
             now=now,

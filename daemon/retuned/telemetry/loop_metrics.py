@@ -11,6 +11,7 @@ from retuned.api.agent import Outcome
 from retuned.stages.proposal import RefusalReason
 from retuned.stages.swap import SwapKind
 from retuned.stages.watch import EndToEndOutcome, EndToEndReason
+from retuned.stages.watch.attribution import AttributionOutcome
 from retuned.stages.watch.proof import ProofReason, Verdict
 from retuned.telemetry.labels import (
     ALL,
@@ -351,5 +352,17 @@ TRIED: tuple[Metric, ...] = (
         closed("verdict", words(Verdict)),
         closed("reason", words(ProofReason)),
         by=JUDGES,
+    ),
+    _VERDICT.table(
+        "retuned_sentinel_effect_ratio",
+        "Step time with a promoted swap over that without, by the pairs of the last day.",
+        KERNEL,
+        unit=Unit.RATIO,
+        most_rows=256,
+    ),
+    _VERDICT.counter(
+        "retuned_alarm_attributions_total",
+        "Alarms about kernel times for which swaps were tried off, by what was found.",
+        closed("outcome", words(AttributionOutcome)),
     ),
 )

@@ -147,7 +147,7 @@ _GPU = MetricSection(Stage.GPU, BESIDE)
 _STEP = closed(
     "step",
     (
-        "observe", "experiment", "steer", "measure", "show", "stop_measuring", "watch",
+        "observe", "experiment", "steer", "measure", "show", "stop_measuring", "watch", "alarms",
         "reconcile", "deliver", "ingest", "windows",
         "drift", "queue", "prune", "carry", "tell", "listen", "gpus", "lift", "tunables",
     ),

@@ -35,6 +35,7 @@ from retuned.stages.watch.proof import (
     Verdict,
     Vetoed,
     VoidReason,
+    begin_again,
     consequence,
     next_pair,
     percent_of,
@@ -504,3 +505,33 @@ def test_observing_keeps(verdict: Verdict) -> None:
 
 def test_an_effect_is_shown_in_per_cent() -> None:
     assert percent_of(0.019) == pytest.approx(1.918, abs=0.001)
+
+
+def test_a_proof_begins_again_without_a_pilot() -> None:
+    earlier = after_pilot().until_done(slower(-0.03))
+    run = Run()
+    run.state = begin_again(earlier, SHORT, at_s=100.0)
+    run.now_s = 100.0
+    assert run.state.phase is Phase.SHORT
+    assert run.state.of(PairKind.SHORT) == []
+    state = run.until_done(slower(0.03))
+    assert outcome(state) == (Verdict.HARMS, ProofReason.SLOWER, True)
+    report = state.report
+    assert report is not None
+    assert report.effect == pytest.approx(0.03, abs=0.01)
+    assert report.pairs <= 20
+
+
+def test_without_an_earlier_fit_it_begins_with_a_pilot() -> None:
+    assert begin_again(None, SHORT, at_s=0.0).phase is Phase.PILOT
+    assert begin_again(Run().state, SHORT, at_s=0.0).phase is Phase.PILOT
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_only_harm_withdraws_a_swap_that_was_kept(verdict: Verdict) -> None:
+    report = ProofReport(verdict=verdict, reason=ProofReason.NOISE)
+    harms = verdict is Verdict.HARMS
+    expected = Consequence.WITHDRAW if harms else Consequence.KEEP
+    assert consequence(report, FULL, kept=True) is expected
+    observes = ProofSettings(mode="observe")
+    assert consequence(report, observes, kept=True) is Consequence.KEEP

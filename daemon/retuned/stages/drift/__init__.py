@@ -12,7 +12,7 @@ from retuned.stages.drift.baseline import comparable, learn
 from retuned.stages.drift.compare import compare
 from retuned.stages.drift.detect import detect
 from retuned.stages.drift.records import DriftAction, DriftCode, DriftReason, DriftReport
-from retuned.stages.drift.report import GpuObservation, Throttle, gpu_words
+from retuned.stages.drift.report import GpuObservation, Throttle, attributed, gpu_words
 from retuned.stages.drift.settings import DEMO_SETTINGS, DriftSettings
 from retuned.stages.drift.state import (
     DetectorState,
@@ -41,6 +41,7 @@ __all__ = [
     "adopt",
     "alike",
     "answer",
+    "attributed",
     "comparable",
     "compare",
     "detect",

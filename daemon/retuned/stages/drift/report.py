@@ -155,6 +155,18 @@ def report_of(
     )
 
 
+def attributed(alarm: DriftReport, finding: str) -> DriftReport:
+    """Return an alarm whose sentence ends with what was found of its cause."""
+    said = sentence(
+        detected=True,
+        action=alarm.action,
+        reasons=alarm.reasons,
+        uncovered=alarm.uncovered_share,
+        finding=finding,
+    )
+    return alarm.model_copy(update={"sentence": said})
+
+
 def _reasons(
     evidence: Evidence, action: DriftAction, state: DetectorState
 ) -> tuple[DriftReason, ...]:

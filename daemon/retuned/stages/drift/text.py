@@ -147,10 +147,12 @@ def sentence(
     reasons: Sequence[DriftReason],
     uncovered: float,
     leaning: bool = False,
+    finding: str = "",
 ) -> str:
     """Return the whole report in one sentence: what changed, how much is uncovered, what follows.
 
-    `leaning` means that something indicates a new mix but is not sufficient.
+    `leaning` means that something indicates a new mix but is not sufficient. `finding` replaces
+    what follows: what was found of the cause of an alarm.
 
     Examples
     --------
@@ -166,7 +168,7 @@ def sentence(
     ]
     what = "; ".join(told[:3]) or "The mix of shapes differs from all known ones"
     more = f"; {len(told) - 3} more" if len(told) > 3 else ""
-    return f"{what}{more}; {_CONSEQUENCE[action].format(share=percent(uncovered))}."
+    return f"{what}{more}; {finding or _CONSEQUENCE[action].format(share=percent(uncovered))}."
 
 
 _CONSEQUENCE = {

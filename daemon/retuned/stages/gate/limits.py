@@ -123,6 +123,10 @@ class LiveProof(PolicyModel):
     """What follows where the swap changes nothing that can be measured."""
     on_too_little_traffic: Unproven = Unproven.WITHDRAW
     """What follows where traffic was too little for a verdict."""
+    sentinel: float = Field(default=0.008, ge=0.0, le=0.1)
+    """Share of time in which a promoted swap is switched off to measure it; 0 ends that.
+
+    One pair of blocks of 10 s runs at a random moment of each period. On one machine only."""
 
 
 class BatchInvariance(StrEnum):

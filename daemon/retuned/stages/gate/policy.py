@@ -210,6 +210,7 @@ class PolicySpec(PolicyModel):
 _ADDED = (
     "capture",
     "liveProof",
+    "liveProof.sentinel",
     "pauses",
     "rollout.canary.lease",
     "rollout.canary.orphan",
@@ -260,7 +261,7 @@ class KernelTuningPolicy(PolicyModel):
             *above, name = path.split(".")
             said, usual = body["spec"], _USUAL
             for part in above:
-                said, usual = said[part], usual[part]
-            if said[name] == usual[name]:
+                said, usual = said.get(part, {}), usual[part]
+            if name in said and said[name] == usual[name]:
                 del said[name]
         return digest_of(body)

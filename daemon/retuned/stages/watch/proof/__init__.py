@@ -17,7 +17,7 @@ the E-values, `account` where the time of a step went.
 """
 
 from retuned.stages.watch.proof.account import Pace, Prediction, predict, settle_account
-from retuned.stages.watch.proof.decide import begin, next_pair, replay, step
+from retuned.stages.watch.proof.decide import begin, begin_again, next_pair, replay, step
 from retuned.stages.watch.proof.design import Coin, MeasuredBlock, block_is_over, block_length_s
 from retuned.stages.watch.proof.records import (
     Arm,
@@ -39,7 +39,21 @@ from retuned.stages.watch.proof.records import (
     percent_of,
     settings_of,
 )
-from retuned.stages.watch.proof.report import Consequence, consequence, keeps, next_scale
+from retuned.stages.watch.proof.report import (
+    Consequence,
+    consequence,
+    effect_so_far,
+    keeps,
+    next_scale,
+)
+from retuned.stages.watch.proof.sentinel import (
+    DAY_S,
+    SentinelAction,
+    SentinelPlan,
+    action_of,
+    is_over,
+    next_plan,
+)
 from retuned.stages.watch.proof.state import (
     Event,
     Interrupted,
@@ -54,6 +68,7 @@ from retuned.stages.watch.proof.state import (
 )
 
 __all__ = [
+    "DAY_S",
     "Arm",
     "ArmSums",
     "Coin",
@@ -76,6 +91,8 @@ __all__ = [
     "ProofReport",
     "ProofSettings",
     "ProofState",
+    "SentinelAction",
+    "SentinelPlan",
     "ServiceLevel",
     "StepAccount",
     "StepColumns",
@@ -84,13 +101,18 @@ __all__ = [
     "Verdict",
     "Vetoed",
     "VoidReason",
+    "action_of",
     "begin",
+    "begin_again",
     "block_is_over",
     "block_length_s",
     "columns_of",
     "consequence",
+    "effect_so_far",
+    "is_over",
     "keeps",
     "next_pair",
+    "next_plan",
     "next_scale",
     "percent_of",
     "predict",

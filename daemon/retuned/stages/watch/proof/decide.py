@@ -2,6 +2,7 @@
 
     pilot -> short pairs -> harms | no-measurable-effect | too-little-traffic
                          -> helps, not final -> long pairs -> helps | harms | no-measurable-effect
+    kept swap -> short pairs, as above | sentinel pairs of a day -> any verdict
 
 A guardrail, an interruption or the end of the time ends any of them. Each verdict but `helps` turns
 the swap off.
@@ -71,7 +72,12 @@ from retuned.stages.watch.proof.state import (
     Vetoed,
 )
 
-_KINDS = {Phase.PILOT: PairKind.SHAM, Phase.SHORT: PairKind.SHORT, Phase.LONG: PairKind.LONG}
+_KINDS = {
+    Phase.PILOT: PairKind.SHAM,
+    Phase.SHORT: PairKind.SHORT,
+    Phase.LONG: PairKind.LONG,
+    Phase.SENTINEL: PairKind.LONG,
+}
 _LEAST_PAIRS = 30
 _HUGE_STEPS = 2
 _HUGE_MARGIN = math.log(10.0)
@@ -87,6 +93,51 @@ def begin(
 ) -> ProofState:
     """Return the state of a proof that starts now, with the swap off."""
     return ProofState(settings=settings or ProofSettings(), began_s=at_s, toggle_s=toggle_s)
+
+
+def begin_again(
+    earlier: ProofState | None,
+    settings: ProofSettings,
+    *,
+    at_s: float,
+    sentinel: bool = False,
+) -> ProofState:
+    """Return the state of another proof of a swap that has had one.
+
+    It uses the fit and the sham pairs of the earlier proof, so that it needs no pilot: both are
+    known before its first pair. Without them it begins with a pilot.
+
+    Parameters
+    ----------
+    earlier
+        The last proof of this swap in this server; None without one.
+    settings
+        Of the new proof.
+    at_s
+        Now, on the clock of `ProofState.began_s`.
+    sentinel
+        Whether it is a day of a sentinel instead of short pairs.
+
+    Examples
+    --------
+    >>> str(begin_again(None, ProofSettings(), at_s=0.0).phase)
+    'pilot'
+    """
+    if earlier is None or earlier.fit is None:
+        return begin(settings, at_s=at_s)
+    sham = tuple(earlier.of(PairKind.SHAM))
+    return ProofState(
+        settings=settings,
+        began_s=at_s,
+        toggle_s=earlier.toggle_s,
+        phase=Phase.SENTINEL if sentinel else Phase.SHORT,
+        planned=max((pair.number for pair in sham), default=-1) + 1,
+        pilot_huge=earlier.pilot_huge,
+        pace=earlier.pace,
+        pilot_ended_s=at_s,
+        fit=earlier.fit,
+        pairs=sham,
+    )
 
 
 def next_pair(state: ProofState, coin: Coin) -> ProofState:
@@ -191,7 +242,8 @@ def _pair(state: ProofState, event: PairMeasured) -> ProofState:
     if result.void is not None:
         return state
     state = _refit(_bet(state, result), kept)
-    return (_judge_short if state.phase is Phase.SHORT else _judge_long)(state, at_s=event.at_s)
+    judge = {Phase.SHORT: _judge_short, Phase.LONG: _judge_long, Phase.SENTINEL: _judge_sentinel}
+    return judge[state.phase](state, at_s=event.at_s)
 
 
 def _bet(state: ProofState, pair: PairResult) -> ProofState:
@@ -382,11 +434,9 @@ def _provisional(state: ProofState, *, at_s: float) -> ProofState:
 
 def _judge_long(state: ProofState, *, at_s: float) -> ProofState:
     """Withdraw `helps` if long blocks show harm, and make it final after the last of them."""
-    harm = _guardrail(state, PairKind.LONG)
-    if harm is None and state.capitals.long_slower.log_e >= state.settings.log_bound:
-        harm = ProofReason.SLOWER
-    if harm is not None:
-        return _end(state, Verdict.HARMS, harm, at_s=at_s)
+    state = _judge_sentinel(state, at_s=at_s)
+    if state.done:
+        return state
     pairs = state.of(PairKind.LONG)
     if len(pairs) < state.settings.long_blocks:
         return state
@@ -402,6 +452,14 @@ def _judge_long(state: ProofState, *, at_s: float) -> ProofState:
     return _end(state, Verdict.HELPS, reason, at_s=at_s)
 
 
+def _judge_sentinel(state: ProofState, *, at_s: float) -> ProofState:
+    """End the proof if long blocks show harm."""
+    harm = _guardrail(state, PairKind.LONG)
+    if harm is None and state.capitals.long_slower.log_e >= state.settings.log_bound:
+        harm = ProofReason.SLOWER
+    return state if harm is None else _end(state, Verdict.HARMS, harm, at_s=at_s)
+
+
 def _time(state: ProofState, *, at_s: float) -> ProofState:
     """End a proof whose time is over."""
     settings = state.settings
@@ -415,6 +473,8 @@ def _time(state: ProofState, *, at_s: float) -> ProofState:
         return state.model_copy(update={"report": report.model_copy(update={"final": False})})
     if at_s - state.began_s < settings.max_duration_s:
         return state
+    if state.phase is Phase.SENTINEL and state.capitals.long_faster.log_e >= settings.log_bound:
+        return _end(state, Verdict.HELPS, ProofReason.FASTER, at_s=at_s)
     if state.pilot:  # what its pairs could have shown is a part of the report
         state = _settle_pilot(state)
     report = report_of(state, Verdict.TOO_LITTLE_TRAFFIC, ProofReason.NOISE, at_s=at_s)

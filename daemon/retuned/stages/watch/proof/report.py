@@ -36,7 +36,9 @@ class Consequence(StrEnum):
     """Off, and a new proof later."""
 
 
-def consequence(report: ProofReport, settings: ProofSettings, *, attempts: int = 1) -> Consequence:
+def consequence(
+    report: ProofReport, settings: ProofSettings, *, attempts: int = 1, kept: bool = False
+) -> Consequence:
     """Return what a report asks for under these settings.
 
     Parameters
@@ -47,8 +49,12 @@ def consequence(report: ProofReport, settings: ProofSettings, *, attempts: int =
         Its settings.
     attempts
         Proofs of this swap so far, this one included; a parked swap expires after the retries.
+    kept
+        Whether the swap was kept before; only harm withdraws it then.
     """
     if settings.mode != "required":
+        return Consequence.KEEP
+    if kept and report.verdict is not Verdict.HARMS:
         return Consequence.KEEP
     match report.verdict:
         case Verdict.HELPS:
@@ -68,9 +74,9 @@ def consequence(report: ProofReport, settings: ProofSettings, *, attempts: int =
             return Consequence.WITHDRAW
 
 
-def keeps(report: ProofReport, rule: LiveProof) -> bool:
-    """Return whether a swap stays in force after this report."""
-    return consequence(report, settings_of(rule)) is Consequence.KEEP
+def keeps(report: ProofReport, rule: LiveProof, *, kept: bool = False) -> bool:
+    """Return whether a swap stays in force after this report; `kept` as for `consequence`."""
+    return consequence(report, settings_of(rule), kept=kept) is Consequence.KEEP
 
 
 def next_scale(state: ProofState) -> float:
@@ -94,6 +100,14 @@ def total_effect(pairs: Sequence[PairResult]) -> float:
     on = sum(p.on.seconds for p in pairs) / sum(p.on.expected_s for p in pairs)
     off = sum(p.off.seconds for p in pairs) / sum(p.off.expected_s for p in pairs)
     return math.log(on / off)
+
+
+def effect_so_far(state: ProofState) -> float | None:
+    """Return the effect by the pairs until now, log ratio; None without pairs that count."""
+    if state.report is not None:
+        return state.report.effect
+    sized = state.of(PairKind.LONG) or state.of(PairKind.SHORT)
+    return location(values(sized), scales_of(sized)) if sized else None
 
 
 def report_of(
@@ -130,7 +144,7 @@ def report_of(
 def _evidence(state: ProofState) -> EvidenceLogs:
     capitals = state.capitals
     return EvidenceLogs(
-        faster=capitals.faster.log_e,
+        faster=max(capitals.faster.log_e, capitals.long_faster.log_e),
         slower=max(capitals.slower.log_e, capitals.long_slower.log_e),
         above_margin=capitals.above_margin.log_e,
         below_margin=capitals.below_margin.log_e,

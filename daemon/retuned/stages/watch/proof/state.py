@@ -29,6 +29,8 @@ class Phase(StrEnum):
     """Pairs of short blocks, until one verdict is proven."""
     LONG = "long"
     """`helps` is provisional; pairs of long blocks. Between pairs the swap is on."""
+    SENTINEL = "sentinel"
+    """Pairs of long blocks of a swap that was kept, far apart, for one day."""
     DONE = "done"
     """The report is complete."""
 
@@ -92,8 +94,8 @@ class ProofState(Record):
 
     @property
     def swap_is_on(self) -> bool:
-        """Whether the swap must be on between pairs: only while `helps` is provisional."""
-        return self.phase is Phase.LONG and not self.paused
+        """Whether the swap must be on between pairs: while `helps` is provisional, or kept."""
+        return self.phase in (Phase.LONG, Phase.SENTINEL) and not self.paused
 
     def of(self, kind: PairKind) -> list[PairResult]:
         """Return the pairs of one kind that count."""
