@@ -21,8 +21,9 @@ from retuned.runtime_client.status import ProcessStatus, SlotStatus, Standings, 
 from retuned.runtime_client.tunables import RuntimeTunables
 from retuned.settings import Settings, load_settings
 from retuned.stages.gate import TuningFreeze
-from retuned.stages.proposal import TUNABLE
+from retuned.stages.proposal import TUNABLE, Lesson
 from retuned.standalone.context import RecordKind
+from retuned.standalone.lessons import in_force
 from retuned.standalone.savings import accounts
 from retuned.store.approvals import Approvals
 from retuned.store.sqlite import DATABASE, SqliteStore
@@ -44,10 +45,10 @@ def status(
     of a canary goes on.
     """
     settings = load_settings(config, {"state_dir": state_dir})
-    folder, freezes = settings.sockets, standing(settings)
+    folder, freezes, lessons = settings.sockets, standing(settings), learned(settings)
     if not json:  # before anything is asked: they stand whether or not a server is attached
-        for freeze in freezes:
-            stdout().print(safe(freeze_line(freeze), limit=2000), soft_wrap=True)
+        for line in (*map(freeze_line, freezes), *map(_lesson_line, lessons)):
+            stdout().print(safe(line, limit=2000), soft_wrap=True)
     processes, silent = attached(Standings(folder), folder)
     tunables = tunables_of(settings)
     if json:
@@ -55,6 +56,7 @@ def status(
             {
                 "socket_dir": str(folder),
                 "freezes": [freeze.model_dump(mode="json") for freeze in freezes],
+                "lessons": [lesson.model_dump(mode="json") for lesson in lessons],
                 "processes": [each.model_dump(mode="json") for each in processes],
                 "tunables": tunables,
                 "unanswered": [
@@ -119,6 +121,24 @@ def standing(settings: Settings) -> tuple[TuningFreeze, ...]:
         return Approvals(store).freezes(now=datetime.now(UTC))
     finally:
         store.close()
+
+
+def learned(settings: Settings) -> list[Lesson]:
+    """Return the lessons of live proofs in force on these settings' state."""
+    if not (settings.state_dir / DATABASE).is_file():
+        return []
+    store = SqliteStore(settings.state_dir)
+    try:
+        return in_force(store)
+    finally:
+        store.close()
+
+
+def _lesson_line(lesson: Lesson) -> str:
+    return (
+        f"{lesson.definition} ({lesson.guard}) is not proposed again in this server (live-lesson): "
+        f"{lesson.sentence}. `retuned rearm {lesson.definition} --lessons --reason ...` lifts it."
+    )
 
 
 def attached(standings: Standings, folder: Path) -> tuple[list[ProcessStatus], Silent]:

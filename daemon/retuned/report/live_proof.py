@@ -1,8 +1,14 @@
-"""The result of a live proof as one sentence. Pure."""
+"""The prediction before a live proof, and its result, as one sentence each. Pure."""
 
 from __future__ import annotations
 
-from retuned.stages.watch.proof import ProofReport, Verdict, percent_of
+from retuned.stages.watch.proof import (
+    Forecast,
+    ForecastReason,
+    ProofReport,
+    Verdict,
+    percent_of,
+)
 
 _OUTCOMES = {
     Verdict.HELPS: "helps",
@@ -11,6 +17,37 @@ _OUTCOMES = {
     Verdict.TOO_LITTLE_TRAFFIC: "too little traffic",
     Verdict.NOT_CONCLUDED: "not concluded",
 }
+
+
+_NOT_PREDICTED = {
+    ForecastReason.STEPS_UNKNOWN: "the steps of the server were not observed",
+    ForecastReason.GPU_TIME_UNKNOWN: "the GPU time of its steps is not measured",
+    ForecastReason.FEW_STEPS: "too few of its steps were observed",
+    ForecastReason.SHARE_UNKNOWN: "the kernel's share of GPU time is unknown",
+}
+
+
+def prediction_of(forecast: Forecast | None) -> str:
+    """Return the predicted change of step time and what it rests on, or why there is none.
+
+    Examples
+    --------
+    >>> prediction_of(None)
+    'not predicted: the steps of the server were not observed (steps-unknown)'
+    """
+    if forecast is None or forecast.prediction is None:
+        reason = ForecastReason.STEPS_UNKNOWN if forecast is None else forecast.reason
+        reason = reason or ForecastReason.STEPS_UNKNOWN
+        return f"not predicted: {_NOT_PREDICTED[reason]} ({reason})"
+    found = forecast.prediction
+    rests = (
+        f"{forecast.kernel_share:.1%} of GPU time, {forecast.speedup:.2f}x, and the GPU sets the "
+        f"pace of {found.gpu_bound:.0%} of {forecast.pace.steps} steps"
+    )
+    if found.host_bound:
+        return f"host-bound: the server cannot gain from this ({rests})"
+    less = "" if found.worth_a_proof else ", less than minEffect"
+    return f"steps take {_change(found.effect)}{less} ({rests})"
 
 
 def sentence_of(report: ProofReport) -> str:

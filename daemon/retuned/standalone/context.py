@@ -24,6 +24,7 @@ from retuned.ports import (
     LiveSteps,
     Notary,
     Spans,
+    StepObserver,
     Store,
     Swapper,
     Telemetry,
@@ -64,7 +65,8 @@ class RecordKind(StrEnum):
     EXPERIMENT = "experiment"
     """running -> done -> won -> proposed | refused; running -> failed.
 
-    Where the proposal expired: proposed -> lapsed -> proposed | refused.
+    Where the proposal expired: proposed -> lapsed -> proposed | refused. A win that the server as
+    it is speaks against: won -> deferred -> proposed | refused.
     """
     FINDING = "finding"
     """One candidate's verdict in one experiment: final."""
@@ -88,6 +90,12 @@ class RecordKind(StrEnum):
     """Rollback or abort asked for by a person: new -> done."""
     LIVE_PROOF = "live-proof"
     """The live proof of a proposal's swap, under its id: proving -> a verdict."""
+    LESSON = "lesson"
+    """What a live proof has shown against a swap, under its proposal's id: holds <-> lifted."""
+    PACE = "pace"
+    """Newest looks at the server's steps: current."""
+    FORECAST = "forecast"
+    """Predicted gain of a step from a proposal's swap, under its id: current."""
     END_TO_END = "end-to-end"
     """Gate G7 on a proposal's swap, under its id: measuring -> pass | fail | not-measured."""
     LIFTED = "lifted"
@@ -296,6 +304,8 @@ class Context:
     """The server as its users see it; None where nobody said where it is."""
     live_steps: LiveSteps | None = None
     """Steps of the server, for live proofs; None proves none."""
+    step_observer: StepObserver | None = None
+    """Steps of the server outside of proofs; None predicts nothing."""
     captures: Captures | None = None
     """What inputs are sampled with; None samples none."""
     kernels: KernelTap | None = None

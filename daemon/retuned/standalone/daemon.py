@@ -25,6 +25,7 @@ from retuned.standalone import (
     metrics,
     proposals,
     savings,
+    server_pace,
     tunables,
     tuned_files,
 )
@@ -104,6 +105,7 @@ class Loop:
     def measure(self) -> None:
         """Gate G7 and the live proof: measure a swap in the server. Long; nothing waits for it."""
         end_to_end.measure(self.ctx, self._stopping)
+        server_pace.observe(self.ctx)
         live_proof.prove(self.ctx, self._stopping)
 
     def stop_measuring(self) -> None:

@@ -13,7 +13,6 @@ import json
 import logging
 import secrets
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -21,14 +20,14 @@ from pydantic import ValidationError
 from retuned.api.proposal import ProposalPhase
 from retuned.control import MeasuredFact
 from retuned.errors import CandidateError, RetunedError, TemporaryError
-from retuned.ports import Event, LiveSteps, SlotState, Stored
+from retuned.ports import LiveSteps, SlotState, Stored
 from retuned.report.live_proof import sentence_of
 from retuned.stages import watch
 from retuned.stages.gate import LiveProof, LiveProofMode
 from retuned.stages.proposal import Proposal
 from retuned.stages.swap import SwapKind, SwapOrder
 from retuned.stages.watch import proof
-from retuned.standalone import tuned_files
+from retuned.standalone import lessons, tuned_files
 from retuned.standalone.context import Context, RecordKind
 from retuned.standalone.records import UNDER_WAY, committed, say
 from retuned.store.envelopes import seal
@@ -368,33 +367,11 @@ class _Proof:
                 slot=order.definition,
             )
             if report.verdict is not proof.Verdict.HELPS:
-                self._teach(report)
+                lessons.teach(ctx, order, report, pace=state.pace)
         ctx.telemetry.count(
             "retuned_live_proof_verdicts_total", verdict=verdict, reason=str(report.reason)
         )
         log.info("%s live proof: %s", order.definition, sentence)
-
-    def _teach(self, report: proof.ProofReport) -> None:
-        """Write the lesson beside the experiment: its claim did not hold in the server."""
-        stored = self._ctx.store.get(RecordKind.PROPOSAL, self._order.proposal)
-        assert stored is not None, "it is proven"
-        detail: Mapping[str, object] = {
-            "definition": self._order.definition,
-            "candidate": self._order.artifact,
-            "reason": str(report.reason),
-            "verdict": str(report.verdict),
-            "effect": report.effect,
-        }
-        self._ctx.store.record(
-            Event(
-                at=self._ctx.clock.now(),
-                kind=RecordKind.EXPERIMENT,
-                id=str(stored.body["experiment"]),
-                what="live-proof-lesson",
-                who="retuned",
-                detail=detail,
-            )
-        )
 
 
 def _block_of(steps: list[proof.StepRecord]) -> proof.MeasuredBlock:

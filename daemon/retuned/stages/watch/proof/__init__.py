@@ -14,7 +14,15 @@ records steps and stores the state.
 the E-values, `account` where the time of a step went.
 """
 
-from retuned.stages.watch.proof.account import Pace, Prediction, predict, settle_account
+from retuned.stages.watch.proof.account import (
+    Forecast,
+    ForecastReason,
+    Pace,
+    Prediction,
+    forecast,
+    predict,
+    settle_account,
+)
 from retuned.stages.watch.proof.decide import begin, next_pair, step
 from retuned.stages.watch.proof.design import Coin, MeasuredBlock, block_is_over, block_length_s
 from retuned.stages.watch.proof.records import (
@@ -56,6 +64,8 @@ __all__ = [
     "Consequence",
     "Event",
     "EvidenceLogs",
+    "Forecast",
+    "ForecastReason",
     "Interrupted",
     "KernelsMeasured",
     "MeasuredBlock",
@@ -84,6 +94,7 @@ __all__ = [
     "block_length_s",
     "columns_of",
     "consequence",
+    "forecast",
     "next_pair",
     "next_scale",
     "percent_of",
