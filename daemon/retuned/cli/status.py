@@ -13,7 +13,15 @@ from typing import Annotated
 import typer
 
 from retuned.cli.output import JsonFlag, emit_json, safe, say, stdout
-from retuned.cli.render import accounts_body, check_kernel, check_month, chosen, print_accounts
+from retuned.cli.render import (
+    accounts_body,
+    calibration_body,
+    check_kernel,
+    check_month,
+    chosen,
+    print_accounts,
+    print_calibration,
+)
 from retuned.cli.session import ConfigOption, StateOption, desk
 from retuned.errors import MissingDependency, RetunedError, TemporaryError
 from retuned.report.proposal_text import freeze_line
@@ -24,7 +32,7 @@ from retuned.stages.gate import TuningFreeze
 from retuned.stages.proposal import TUNABLE, Lesson
 from retuned.standalone.context import RecordKind
 from retuned.standalone.lessons import in_force
-from retuned.standalone.savings import accounts
+from retuned.standalone.savings import accounts, calibrations
 from retuned.store.approvals import Approvals
 from retuned.store.sqlite import DATABASE, SqliteStore
 from retuned.text import print_table, short_id
@@ -402,6 +410,12 @@ def _seconds(seconds: float) -> str:
 def report(
     month: Annotated[str, typer.Option(help="Only this month, such as 2026-11.")] = "",
     kernel: Annotated[str, typer.Option(help="Only this kernel.")] = "",
+    calibration: Annotated[
+        bool,
+        typer.Option(
+            "--calibration", help="Instead: claims of experiments beside what live proofs showed."
+        ),
+    ] = False,
     config: ConfigOption = None,
     state_dir: StateOption = None,
     json: JsonFlag = False,
@@ -410,10 +424,22 @@ def report(
     check_month(month)
     with desk(config, state_dir) as at:
         whole = accounts(at.store)
+        proven = calibrations(at.store)
         if kernel:
             known = {each.definition for each in whole}
             known |= {str(each.body.get("definition", "")) for each in at.store.list("proposal")}
             check_kernel(kernel, known)
+    if calibration:
+        shown = [
+            each
+            for each in proven
+            if kernel in ("", each.definition) and month in ("", f"{each.at:%Y-%m}")
+        ]
+        if json:
+            emit_json(calibration_body(shown))
+        else:
+            print_calibration(shown)
+        return
     found = chosen(whole, month=month, kernel=kernel)
     price = load_settings(config, {"state_dir": state_dir}).gpu_hour_usd
     if json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from retuned.stages.watch.proof import (
+    EffectInterval,
     Forecast,
     ForecastReason,
     ProofReport,
@@ -77,6 +78,18 @@ def sentence_of(report: ProofReport) -> str:
     if wants_visible and report.visible is not None:
         said += f"; these pairs show effects from {percent_of(report.visible):.1f} %"
     return said + ("; the host sets the pace" if report.account.host_bound else "")
+
+
+def effect_words(found: EffectInterval) -> str:
+    """Return an effect and its interval as signed changes of step time.
+
+    Examples
+    --------
+    >>> effect_words(EffectInterval(effect=-0.02, low=-0.03))
+    '-2.0 % (-3.0 to open)'
+    """
+    ends = ("open" if end is None else f"{percent_of(end):+.1f}" for end in (found.low, found.high))
+    return f"{percent_of(found.effect):+.1f} % ({' to '.join(ends)})"
 
 
 def _change(effect: float) -> str:

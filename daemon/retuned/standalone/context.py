@@ -94,6 +94,8 @@ class RecordKind(StrEnum):
     """What a live proof has shown against a swap, under its proposal's id: holds <-> lifted."""
     PACE = "pace"
     """Newest looks at the server's steps: current."""
+    CALIBRATION = "calibration"
+    """A proven swap beside its claim, under its proposal's id: agrees | differs."""
     FORECAST = "forecast"
     """Predicted gain of a step from a proposal's swap, under its id: current."""
     END_TO_END = "end-to-end"

@@ -33,8 +33,10 @@ _KINDS = {
 """Other verdicts teach nothing: they are about the traffic or the proof, not about the swap."""
 
 
-def teach(ctx: Context, order: SwapOrder, report: proof.ProofReport, *, pace: proof.Pace) -> None:
-    """Write what a proof has shown against its swap beside the experiment. Within a transaction.
+def learn(ctx: Context, order: SwapOrder, report: proof.ProofReport, *, pace: proof.Pace) -> None:
+    """Keep what a proof has shown beside its claim, and a lesson if it speaks against the swap.
+
+    Call it within the transaction that keeps the verdict.
 
     Parameters
     ----------
@@ -44,6 +46,37 @@ def teach(ctx: Context, order: SwapOrder, report: proof.ProofReport, *, pace: pr
     stored = ctx.store.get(RecordKind.PROPOSAL, order.proposal)
     assert stored is not None, "it was proven"
     proposal = Proposal.model_validate(stored.body)
+    _calibrate(ctx, proposal, report)
+    if report.verdict is not proof.Verdict.HELPS:
+        _teach(ctx, order, proposal, report, pace=pace)
+
+
+def _calibrate(ctx: Context, proposal: Proposal, report: proof.ProofReport) -> None:
+    found = proof.calibrate(
+        report,
+        proposal=proposal.id,
+        definition=proposal.definition,
+        artifact=proposal.artifact,
+        at=ctx.clock.now(),
+        share=proposal.share,
+        speedup=proposal.speedup,
+        forecast=server_pace.forecast_of(ctx.store, proposal.id),
+    )
+    if found is not None:
+        phase = "differs" if found.differs else "agrees"
+        body = found.model_dump(mode="json")
+        ctx.store.add(RecordKind.CALIBRATION, proposal.id, body, phase=phase)
+
+
+def _teach(
+    ctx: Context,
+    order: SwapOrder,
+    proposal: Proposal,
+    report: proof.ProofReport,
+    *,
+    pace: proof.Pace,
+) -> None:
+    """Write beside the experiment that its claim did not hold in the server."""
     detail: dict[str, object] = {
         "definition": order.definition,
         "candidate": order.artifact,

@@ -366,8 +366,7 @@ class _Proof:
                 evidence=body["evidence"],
                 slot=order.definition,
             )
-            if report.verdict is not proof.Verdict.HELPS:
-                lessons.teach(ctx, order, report, pace=state.pace)
+            lessons.learn(ctx, order, report, pace=state.pace)
         ctx.telemetry.count(
             "retuned_live_proof_verdicts_total", verdict=verdict, reason=str(report.reason)
         )

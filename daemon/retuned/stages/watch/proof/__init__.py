@@ -11,7 +11,7 @@ records steps and stores the state.
     consequence(state.report, settings)
 
 `normaliser` fits what a step should take, `design` computes the difference of a pair, `evidence`
-the E-values, `account` where the time of a step went.
+the E-values, `account` where the time of a step went, `calibration` claims against results.
 """
 
 from retuned.stages.watch.proof.account import (
@@ -23,6 +23,7 @@ from retuned.stages.watch.proof.account import (
     predict,
     settle_account,
 )
+from retuned.stages.watch.proof.calibration import Calibration, EffectInterval, calibrate
 from retuned.stages.watch.proof.decide import begin, next_pair, step
 from retuned.stages.watch.proof.design import Coin, MeasuredBlock, block_is_over, block_length_s
 from retuned.stages.watch.proof.records import (
@@ -60,8 +61,10 @@ from retuned.stages.watch.proof.state import (
 __all__ = [
     "Arm",
     "ArmSums",
+    "Calibration",
     "Coin",
     "Consequence",
+    "EffectInterval",
     "Event",
     "EvidenceLogs",
     "Forecast",
@@ -92,6 +95,7 @@ __all__ = [
     "begin",
     "block_is_over",
     "block_length_s",
+    "calibrate",
     "columns_of",
     "consequence",
     "forecast",
