@@ -12,6 +12,7 @@ import pytest
 from tests.review import browsing
 from tests.review.browsing import NEEDS_CHROMIUM, PHONE, Served, approve, refuse, served, taken
 from tests.review.conftest import SOURCE, TWO_PEOPLE, solution
+from tests.stages.watch_proof.blocks import proven
 
 from retuned.clock import FakeClock
 from retuned.contract import TrustClass
@@ -210,6 +211,8 @@ def furnished(there: Served) -> dict[str, str]:
     rewritten = solution("rewritten", source=changed, num_warps=8)
     one = site.propose(candidate=rewritten, trust=TrustClass.GENERATED)
     two = site.propose(phase="Promoted", target="code")
+    body = {"state": proven(0.97, busy=0.006).model_dump(mode="json")}
+    site.store.add("live-proof", two.id, body, phase="helps")
     site.propose(phase="Rejected")
     site.spent(two)
     return {

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from retuned.cli.evidence import gates_line
 from retuned.cli.output import safe, stdout
 from retuned.ports import Event, Store, Stored
-from retuned.report.live_proof import prediction_of, sentence_of
+from retuned.report.live_proof import compact_lines, prediction_of, sentence_of
 from retuned.report.proposal_text import (
     DECIDED,
     freeze_line,
@@ -303,12 +303,14 @@ def print_live_proof(stored: Stored | None, *, forecast: Forecast | None) -> Non
         print_fields([("live proof", "its record cannot be read")])
         return
     if state.report is None:
-        print_fields([("live proof", f"{state.phase}, {state.planned} pairs so far")])
-        return
-    rows = [("live proof", sentence_of(state.report))]
+        rows = [("live proof", f"{state.phase}, {state.planned} pairs so far")]
+    else:
+        rows = [("live proof", sentence_of(state.report))]
     if stored.body.get("evidence"):
         rows.append(("", f"evidence {stored.body['evidence']}"))
     print_fields(rows)
+    for name, line in compact_lines(state):
+        stdout().print(safe(f"  {name:<10}{line}"), soft_wrap=True, highlight=False, markup=False)
 
 
 def _numbers(report: EndToEndReport) -> str:

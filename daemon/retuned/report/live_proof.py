@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from retuned.report.proof_figures import account_parts, dots_of, e_words, reach_of
 from retuned.stages.watch.proof import (
     EffectInterval,
     Forecast,
     ForecastReason,
     ProofReport,
+    ProofState,
     Verdict,
+    course,
     percent_of,
 )
 
@@ -78,6 +83,58 @@ def sentence_of(report: ProofReport) -> str:
     if wants_visible and report.visible is not None:
         said += f"; these pairs show effects from {percent_of(report.visible):.1f} %"
     return said + ("; the host sets the pace" if report.account.host_bound else "")
+
+
+_COLUMNS = 41
+_MARKS = ".:|#"
+_KEY = ". one pair, : two or three, | four to seven, # more"
+
+
+def compact_lines(state: ProofState) -> list[tuple[str, str]]:
+    """Return the pairs, the evidence and the account of a proof as short named lines of text.
+
+    Nothing without pairs that count.
+    """
+    dots = dots_of(state)
+    real = [dot.percent for dot in dots if dot.at > 0]
+    if not dots:
+        return []
+    reach = reach_of(dots)
+    outside = sum(abs(dot.percent) > reach for dot in dots)
+    held = f"; outside the range: {outside}" if outside else ""
+    lines = [
+        ("d %", f"{-reach:<+{_COLUMNS // 2}.1f}0{reach:>+{_COLUMNS // 2}.1f}"),
+        ("sham", _histogram([dot.percent for dot in dots if dot.at < 0], reach=reach)),
+    ]
+    if real:
+        lines.append(("pairs", f"{_histogram(real, reach=reach)}  {_KEY}{held}"))
+        lines.append(("E", _evidence_line(state)))
+    account = account_parts(state.report.account) if state.report is not None else []
+    if account:
+        said = "  ".join(f"{name} {ms:+.2f} ms" for name, ms in account)
+        lines.append(("per step", said))
+    return lines
+
+
+def _histogram(percents: Sequence[float], *, reach: float) -> str:
+    """Return one character a column, from -reach to reach; others count in the last columns."""
+    counts = [0] * _COLUMNS
+    for percent in percents:
+        held = max(-1.0, min(percent / reach, 1.0))
+        counts[round((held + 1.0) / 2.0 * (_COLUMNS - 1))] += 1
+    return "".join(
+        _MARKS[min(count.bit_length() - 1, len(_MARKS) - 1)] if count else " " for count in counts
+    )
+
+
+def _evidence_line(state: ProofState) -> str:
+    """Return the evidence for the verdict, or the largest so far, at up to six of the pairs."""
+    points = course(state)
+    verdict = state.report.verdict if state.report is not None else Verdict.NOT_CONCLUDED
+    last = len(points) - 1
+    places = sorted({round(last * part / 5) for part in range(6)})
+    said = " -> ".join(e_words(points[place].towards(verdict)) for place in places)
+    return f"{said}   bound {e_words(state.settings.log_bound)}"
 
 
 def effect_words(found: EffectInterval) -> str:

@@ -14,6 +14,7 @@ from datetime import datetime
 from retuned import text
 from retuned.report.figures import Figure
 from retuned.report.live_proof import prediction_of, sentence_of
+from retuned.report.proof_figures import proof_figures
 from retuned.report.proposal_text import (
     DECIDED,
     origin_fields,
@@ -196,6 +197,8 @@ class ProposalView:
     """What physics allows."""
     running: tuple[tuple[str, str], ...]
     """What the servers show since the swap."""
+    proof: tuple[Figure, ...]
+    """Pairs, evidence and account of its live proof; empty without pairs."""
     expired: bool
     """Whether nobody can decide any more because the time is over."""
 
@@ -238,6 +241,7 @@ def proposal_view(case: ProposalDetails, *, now: datetime) -> ProposalView:
             *_end_to_end(case.end_to_end),
             *_live_proof(case.live_proof),
         ),
+        proof=proof_figures(case.live_proof) if case.live_proof is not None else (),
         expired=row.standing is ReviewPhase.OPEN and now >= proposal.expires_at,
     )
 

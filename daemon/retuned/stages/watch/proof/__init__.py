@@ -24,6 +24,7 @@ from retuned.stages.watch.proof.account import (
     settle_account,
 )
 from retuned.stages.watch.proof.calibration import Calibration, EffectInterval, calibrate
+from retuned.stages.watch.proof.course import CoursePoint, course
 from retuned.stages.watch.proof.decide import begin, next_pair, step
 from retuned.stages.watch.proof.design import Coin, MeasuredBlock, block_is_over, block_length_s
 from retuned.stages.watch.proof.records import (
@@ -64,6 +65,7 @@ __all__ = [
     "Calibration",
     "Coin",
     "Consequence",
+    "CoursePoint",
     "EffectInterval",
     "Event",
     "EvidenceLogs",
@@ -98,6 +100,7 @@ __all__ = [
     "calibrate",
     "columns_of",
     "consequence",
+    "course",
     "forecast",
     "next_pair",
     "next_scale",
