@@ -71,7 +71,10 @@ def observe(ctx: Context) -> None:
     if not ctx.store.add(RecordKind.PACE, SERVER, body, phase="current"):
         ctx.store.advance(RecordKind.PACE, SERVER, expect="current", to="current", body=body)
     for _, proposal in proposals(ctx, BEFORE_SWAP):
-        keep_forecast(ctx, proposal)
+        try:
+            keep_forecast(ctx, proposal)
+        except (RetunedError, OSError) as error:  # such as a policy that cannot be read
+            log.error("%s keeps its former prediction: %s", proposal.definition, error)
 
 
 def _is_due(ctx: Context) -> bool:
