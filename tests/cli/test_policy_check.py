@@ -1,14 +1,16 @@
-"""``retuned policy check`` for people and machines."""
+"""``retuned policy check`` and ``explain`` for people and machines."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from retuned.cli.validate import policy_app as app
+from retuned.errors import PolicyInvalid
 
 POLICIES = Path(__file__).resolve().parents[2] / "policies"
 
@@ -114,3 +116,57 @@ def test_of_a_folder_each_file_is_told_and_a_readable_one_is_no_error(tmp_path: 
     code, text = check(tmp_path, "--json")
     assert code == 1
     assert "is already in" in json.loads(text)["problems"][0]["message"]
+
+
+# --- explain --------------------------------------------------------------------------------------
+
+
+def explained(tmp_path: Path, rule: str, *flags: str) -> Any:
+    path = tmp_path / "mine.yaml"
+    good = (POLICIES / "laptop-demo.yaml").read_text()
+    path.write_text(good + f"  liveProof: {rule}\n")
+    result = CliRunner().invoke(app, ["explain", str(path), *flags], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout) if "--json" in flags else " ".join(result.stdout.split())
+
+
+def test_a_policy_is_explained_field_by_field(tmp_path: Path) -> None:
+    body = explained(tmp_path, "{mode: required}", "--json")
+    fields = {each["path"]: each for each in body["fields"]}
+    assert fields["spec.validation.minSpeedup"]["value"] == "1.02"
+    assert fields["spec.gates[0].approvals.ttl"]["value"] == "1h"
+    assert fields["spec.liveProof.mode"]["given"]
+    assert "spec.liveProof.minEffect" not in fields
+    whole = explained(tmp_path, "{mode: required}", "--json", "--all")
+    fields = {each["path"]: each for each in whole["fields"]}
+    assert fields["spec.liveProof.minEffect"]["value"] == "0.005"
+    assert not fields["spec.liveProof.minEffect"]["given"]
+    assert all(each["meaning"] for each in fields.values())
+    text = explained(tmp_path, "{mode: required}", "--all")
+    assert "spec.liveProof.minEffect 0.005 default Smallest difference of step time" in text
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ("{mode: 'off'}", "No swap is measured on live traffic."),
+        ("{mode: observe}", "The verdict is reported, and the swap is kept whatever it is."),
+        ("{mode: required}", "helps: the swap is kept, once 20 pairs of 10 s confirm it."),
+        ("{mode: required, longBlocks: 0}", "helps: the swap is kept."),
+        ("{mode: required}", "no-measurable-effect: it rolls back."),
+        ("{mode: required, onNoEffect: keep}", "is kept if GPU time is proven to be less"),
+        ("{mode: required, onTooLittleTraffic: keep}", "too-little-traffic: it is kept."),
+        ("{mode: required, maxDuration: 10m, minEffect: 0.01}", "for at most 10 minutes"),
+        ("{mode: required, minEffect: 0.01}", "under 1.00% do not count"),
+    ],
+)
+def test_a_live_proof_is_explained_by_what_follows(tmp_path: Path, rule: str, words: str) -> None:
+    assert words in explained(tmp_path, rule)
+
+
+def test_an_invalid_policy_is_not_explained(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text((POLICIES / "laptop-demo.yaml").read_text().replace("minSpeedup", "speed"))
+    with pytest.raises(PolicyInvalid) as failed:
+        CliRunner().invoke(app, ["explain", str(path)], catch_exceptions=False)
+    assert failed.value.exit_code == 1

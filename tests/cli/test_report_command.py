@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from tests.expect import raises_naming
+from tests.stages.watch_proof.test_calibration import found
 
 from retuned.cli import status
 from retuned.errors import UsageError
@@ -43,3 +45,27 @@ def test_a_kernel_is_reported_alone_and_one_that_cost_nothing_is_no_error(
     assert "rmsnorm_h2048" not in text
     status.report(kernel="softmax_n1024", state_dir=state)
     assert "Nothing was spent" in capsys.readouterr().out
+
+
+def test_claims_are_shown_beside_what_live_proofs_measured(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status.report(calibration=True, state_dir=state)
+    assert "No swap was proven" in capsys.readouterr().out
+    one = found(low=-0.03, high=-0.01)
+    assert one is not None
+    store = SqliteStore(state)
+    store.add("calibration", "p", one.model_dump(mode="json"), phase="differs")
+    store.close()
+    status.report(calibration=True, state_dir=state)
+    text = " ".join(capsys.readouterr().out.split())
+    for part in ("2026-11-27", "gemm", "helps", "-10.0 %", "-5.0 %", "-2.0 % (-3.0 to -1.0)",
+                 "0.20", "differs", "1 of 1", "0.20 of the claim was measured"):  # fmt: skip
+        assert part in text
+    status.report(calibration=True, json=True, state_dir=state)
+    body = json.loads(capsys.readouterr().out)
+    (row,) = body["swaps"]
+    assert (row["differs"], row["share"], row["speedup"]["point"]) == (True, 0.2, 2.0)
+    assert row["forecast"]["pace"]["gpu_bound"] == 100
+    status.report(calibration=True, month="2026-10", state_dir=state)
+    assert "No swap was proven" in capsys.readouterr().out

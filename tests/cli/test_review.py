@@ -13,14 +13,17 @@ import typer
 from tests.expect import raises_code, raises_naming
 from tests.notify import heard
 from tests.notify.heard import ARTIFACT
+from tests.stages.watch_proof.blocks import proven
 from typer.testing import CliRunner
 
 from retuned.cli import review, stops
 from retuned.cli.output import safe
 from retuned.errors import Refused, RetunedError, UnreadableInput, UsageError
 from retuned.ports import Event
+from retuned.report.live_proof import compact_lines
 from retuned.stages.gate import GateState, Mode, decide, explain
 from retuned.stages.proposal import Proposal
+from retuned.stages.watch.proof import Pace, forecast
 from retuned.store.approvals import Approvals, Identity
 from retuned.store.lock import only_one
 from retuned.store.policy_files import load_policy
@@ -150,6 +153,31 @@ def test_show_carries_what_a_person_needs(state: SqliteStore, run: Run) -> None:
     body = run("show", ID, "--json")
     assert body["proposal"]["artifact"] == ARTIFACT
     assert (body["decisions"], body["orders"]) == ([], [])
+
+
+def test_show_has_the_prediction_for_live_traffic(state: SqliteStore, run: Run) -> None:
+    put(state)
+    assert "not predicted: the steps of the server were not observed" in run("show", ID)
+    pace = Pace(steps=1000, gpu_bound=800, seen=1000)
+    found = forecast(0.4, 2.0, pace=pace, min_effect=0.005)
+    state.add("forecast", ID, found.model_dump(mode="json"), phase="current")
+    text = " ".join(run("show", ID).split())
+    assert "predicted steps take 16.0 % less time (40.0% of GPU time, 2.00x" in text
+    assert "80% of 1000 steps" in text
+    body = run("show", ID, "--json")["prediction"]
+    assert body["prediction"]["gpu_bound"] == 0.8
+    assert body["sentence"].startswith("steps take 16.0 % less time")
+
+
+def test_show_has_a_compact_picture_of_a_live_proof(state: SqliteStore, run: Run) -> None:
+    put(state, "RolledBack")
+    shown = proven(1.03, busy=0.006)
+    body = {"state": shown.model_dump(mode="json"), "evidence": "sha256:" + "0" * 64}
+    state.add("live-proof", ID, body, phase="harms")
+    text = run("show", ID)
+    assert "harms (slower): steps take" in text
+    for name, line in compact_lines(shown):
+        assert f"  {name:<10}{line}" in text
 
 
 def test_show_repeats_what_devices_did_while_it_was_measured(state: SqliteStore, run: Run) -> None:

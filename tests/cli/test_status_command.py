@@ -14,6 +14,7 @@ import pytest
 import torch
 import typer
 from tests.expect import raises_code, raises_naming
+from tests.stages.test_lessons import lesson
 from typer.testing import CliRunner
 
 from retuned.cli import status, stops
@@ -510,3 +511,29 @@ def test_without_a_state_nothing_is_armed(run: Run, folder: Path) -> None:
     (folder.parent / "state.sqlite3").unlink()
     with raises_code(UnreadableInput, "no-state", "retuned run"):
         run("rearm", "a", "--reason", "x")
+
+
+# --- lessons of live proofs -----------------------------------------------------------------------
+
+
+def test_a_lesson_is_shown_and_lifted_with_a_reason(server: Server, run: Run, folder: Path) -> None:
+    server.slot("gemm")
+    known = lesson(sentence="harms (slower): steps take 2.0 % longer")
+    store = SqliteStore(folder.parent)
+    store.add("lesson", known.proposal, {"lesson": known.model_dump(mode="json")}, phase="holds")
+    store.close()
+    text = " ".join(run("status").split())
+    assert "gemm (1 <= M <= 64) is not proposed again in this server (live-lesson)" in text
+    assert "harms (slower): steps take 2.0 % longer" in text
+    (body,) = run("status", "--json")["lessons"]
+    assert body["claimed_saving"] == 0.04
+    with raises_naming(UsageError, "--reason"):
+        run("rearm", "gemm", "--lessons")
+    with raises_naming(UsageError, "--lessons"):
+        run("rearm", "--all", "--lessons", "--reason", "r")
+    with raises_naming(Refused, "softmax", "retuned status"):
+        run("rearm", "softmax", "--lessons", "--reason", "r")
+    assert run("rearm", "gemm", "--lessons", "--reason", "new model", "--json")["lifted"] == ["p"]
+    assert run("status", "--json")["lessons"] == []
+    (event,) = [each for each in trail(folder) if each.what == "live-proof-lesson-lifted"]
+    assert (event.who, event.id, event.detail["reason"]) == ("ada", "e", "new model")

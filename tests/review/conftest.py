@@ -262,6 +262,7 @@ class Site9476:
         """Write what a swap ran and its experiment took, and its order, as the daemon does."""
         for month, hours in (("2026-01", 20), ("2026-02", 140), ("2026-03", 60)):
             body = ran_body(one, month=month, gpu_ns=int(hours * 3.6e12))
+            body["server_ns"] = int(2.5 * hours * 3.6e12)
             self.store.add("savings", f"{one.id}/{month}", body, phase="current")
         took = {"target": "chat", "definition": one.definition, "months": {"2026-01": 9_000.0}}
         self.store.add("spending", one.experiment, took, phase="current")

@@ -12,9 +12,11 @@ import pytest
 from tests.review import browsing
 from tests.review.browsing import NEEDS_CHROMIUM, PHONE, Served, approve, refuse, served, taken
 from tests.review.conftest import SOURCE, TWO_PEOPLE, solution
+from tests.stages.watch_proof.blocks import proven
 
 from retuned.clock import FakeClock
 from retuned.contract import TrustClass
+from retuned.stages.watch.proof import calibrate
 from retuned.standalone.review_source import key_of
 from retuned.store.approvals import Approvals
 
@@ -210,6 +212,21 @@ def furnished(there: Served) -> dict[str, str]:
     rewritten = solution("rewritten", source=changed, num_warps=8)
     one = site.propose(candidate=rewritten, trust=TrustClass.GENERATED)
     two = site.propose(phase="Promoted", target="code")
+    state = proven(0.97, busy=0.006)
+    site.store.add("live-proof", two.id, {"state": state.model_dump(mode="json")}, phase="helps")
+    assert state.report is not None
+    found = calibrate(
+        state.report,
+        proposal=two.id,
+        definition=two.definition,
+        artifact=two.artifact,
+        at=site.clock.now(),
+        share=two.share,
+        speedup=two.speedup,
+        forecast=None,
+    )
+    assert found is not None
+    site.store.add("calibration", two.id, found.model_dump(mode="json"), phase="differs")
     site.propose(phase="Rejected")
     site.spent(two)
     return {

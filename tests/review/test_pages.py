@@ -6,8 +6,10 @@ from datetime import timedelta
 
 import pytest
 from tests.review.conftest import HOST, Site9476, solution
+from tests.stages.watch_proof.blocks import proven
 
 from retuned.stages.gate import StopPolicy, TuningFreeze
+from retuned.stages.watch.proof import Pace, forecast
 from retuned.standalone.review_source import key_of
 from retuned.store.approvals import Approvals
 
@@ -55,6 +57,23 @@ def test_a_proposal_says_what_where_how_much_how_sure_and_who_is_missing(site: S
         "only parameters change",
     ):
         assert needed in page.text, needed
+
+
+def test_a_live_proof_is_drawn_with_its_numbers_as_text(site: Site9476) -> None:
+    one = site.propose(phase="RolledBack")
+    state = proven(1.03, busy=0.006)
+    body = {"state": state.model_dump(mode="json")}
+    site.store.add("live-proof", one.id, body, phase="harms")
+    pace = Pace(steps=1000, gpu_bound=0, seen=1000)
+    found = forecast(0.4, 1.6, pace=pace, min_effect=0.005)
+    site.store.add("forecast", one.id, found.model_dump(mode="json"), phase="current")
+    text = site.browser("ada").get(f"/proposals/{key_of(one.id)}").text
+    assert "host-bound: the server cannot gain from this" in text
+    assert "<h3>Live proof</h3>" in text
+    for title in ("Change of step time by pair", "Evidence by pair", "Where the time of a step"):
+        assert f"<title>{title}" in text
+    assert f"<desc>30 sham pairs, {len(state.pairs) - 30} pairs; interval" in text
+    assert "<script" not in text
 
 
 def test_hours_are_not_invented_where_no_profile_says_how_busy_the_gpu_is(site: Site9476) -> None:

@@ -106,3 +106,11 @@ def test_a_device_that_cannot_be_asked_is_not_known(
 def test_a_stranger_s_object_called_torch_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
     assert environment.environment()["device"] == ""
+
+
+def test_the_engine_is_named_where_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("vllm", "sglang"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace())
+    assert environment.engine() == ""
+    monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.23"))
+    assert environment.engine() == "sglang 0.5.23"

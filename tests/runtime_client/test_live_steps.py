@@ -11,7 +11,7 @@ from tests.expect import raises_code
 import retuned.runtime
 from retuned.errors import CandidateError, TemporaryError
 from retuned.runtime.core.attach import Runtime, attach
-from retuned.runtime_client.live_steps import RESTARTED, ServerSteps
+from retuned.runtime_client.live_steps import RESTARTED, ServerSteps, StepLook
 from retuned.stages.watch.proof import Arm
 
 
@@ -95,3 +95,36 @@ def test_steps_beside_each_other_end_the_proof(runtime: Runtime, live: ServerSte
     runtime._host.steps.overlapping += 1
     with raises_code(CandidateError, "not-switchable"):
         live.read()
+
+
+def test_steps_are_observed_for_a_moment_and_nothing_is_switched(
+    runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("retuned.runtime.core.host.engine", lambda: "vllm 0.33.0")
+    step()
+
+    def serve(seconds: float) -> None:
+        assert seconds == 5.0
+        step(2)
+        step(3)
+
+    seen = StepLook(tmp_path / "s", sleep=serve).observe(5.0)
+    assert seen.engine == "vllm 0.33.0"
+    assert [each.decode for each in seen.steps] == [2, 3]
+    assert not runtime._host.steps.log.recording
+
+
+def test_a_look_ends_whatever_comes_in_between(runtime: Runtime, tmp_path: Path) -> None:
+    step()
+
+    def fails(_: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        StepLook(tmp_path / "s", sleep=fails).observe(5.0)
+    assert not runtime._host.steps.log.recording
+
+
+def test_a_server_that_marks_no_step_is_not_observed(runtime: Runtime, tmp_path: Path) -> None:
+    with raises_code(CandidateError, "not-switchable"):
+        StepLook(tmp_path / "s", sleep=lambda _: None).observe(5.0)

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from tests.standalone.local_world import KERNEL, World
 from tests.standalone.test_loop import tell_story
 
 from retuned.stages.proposal import Proposal
 from retuned.stages.verdict import Interval
-from retuned.stages.watch import Account, ExperimentUsage, Hours, SwapUsage, saved, settle, total
+from retuned.stages.watch import (
+    Account,
+    ExperimentUsage,
+    Hours,
+    SwapUsage,
+    claimed,
+    saved,
+    settle,
+    total,
+)
+from retuned.stages.watch.proof import Calibration, EffectInterval, ProofReason, Verdict
 from retuned.standalone import savings
 from retuned.standalone.context import RecordKind
 from retuned.store.savings import RAN
@@ -34,9 +46,39 @@ def test_device_time_of_swapped_shapes_times_the_gain_is_what_was_saved(world: W
     proposal = Proposal.model_validate(world.store.list(RecordKind.PROPOSAL)[0].body)
     ran_ns = [stored.body["gpu_ns"] for stored in world.store.list(RAN, phase="current")]
     hours = sum(ran_ns) / 3.6e12
-    assert account.saved_h.point > before.saved_h.point
-    assert account.saved_h.point == pytest.approx(hours * (proposal.speedup.point - 1))
-    assert account.saved_h.lower < account.saved_h.point < account.saved_h.upper
+    assert account.claimed_h.point > before.claimed_h.point
+    assert account.claimed_h.point == pytest.approx(hours * (proposal.speedup.point - 1))
+    assert account.claimed_h.lower < account.claimed_h.point < account.claimed_h.upper
+    assert (account.saved_h, account.proven) == (Hours(), 0), "no server has confirmed it"
+
+
+def test_what_a_live_proof_has_shown_is_saved_and_no_claim(world: World) -> None:
+    tell_story(world)
+    swapped_windows(world, 4)
+    proposal = Proposal.model_validate(world.store.list(RecordKind.PROPOSAL)[0].body)
+    proven = Calibration(
+        proposal=proposal.id,
+        definition=proposal.definition,
+        artifact=proposal.artifact,
+        at=world.clock.now(),
+        share=proposal.share,
+        speedup=proposal.speedup,
+        verdict=Verdict.HELPS,
+        reason=ProofReason.FASTER,
+        live=EffectInterval(effect=-0.02, low=-0.03, high=-0.01),
+        pairs=24,
+    )
+    body = proven.model_dump(mode="json")
+    world.store.add(RecordKind.CALIBRATION, proposal.id, body, phase="differs")
+    rows = world.store.list(RAN, phase="current")
+    hours = sum(row.body["server_ns"] for row in rows) / 3.6e12
+    assert hours > 0.0
+    account = the_account(world)
+    assert (account.claimed_h, account.proven) == (Hours(), 1)
+    assert account.saved_h.point == pytest.approx(hours * math.expm1(0.02))
+    assert account.saved_h.lower == pytest.approx(hours * math.expm1(0.01))
+    assert account.saved_h.upper == pytest.approx(hours * math.expm1(0.03))
+    assert savings.calibrations(world.store) == [proven]
 
 
 def test_no_window_counts_twice_however_often_the_daemon_looks_or_starts(world: World) -> None:
@@ -61,7 +103,7 @@ def test_what_was_taken_back_saved_nothing(world: World) -> None:
     }
     world.loop.steer()
     account = the_account(world)
-    assert (account.taken_back, account.saved_h) == (1, Hours())
+    assert (account.taken_back, account.saved_h, account.claimed_h) == (1, Hours(), Hours())
     assert account.net_h.point == -account.spent_h < 0
 
 
@@ -108,11 +150,35 @@ def test_accounts_are_by_month_target_and_kernel_newest_month_first() -> None:
         ("2026-01", "d"),
     ]
     assert found[1].net_h == Hours(lower=-2.0, point=-2.0, upper=-2.0)
-    assert (found[2].swaps, found[2].saved_h.point) == (2, 3.0)
+    assert (found[2].swaps, found[2].claimed_h.point) == (2, 3.0)
     whole = total(found)
-    assert (whole.saved_h, whole.spent_h) == (Hours(lower=2.0, point=4.0, upper=6.0), 2.0)
+    assert (whole.claimed_h, whole.spent_h) == (Hours(lower=2.0, point=4.0, upper=6.0), 2.0)
 
 
 def test_a_slower_lower_bound_may_say_that_hours_were_lost() -> None:
     doubtful = Interval(lower=0.9, point=1.1, upper=1.2, confidence=0.99)
-    assert saved(ran(speedup=doubtful)).lower == pytest.approx(-0.1)
+    assert claimed(ran(speedup=doubtful)).lower == pytest.approx(-0.1)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "hours"),
+    [
+        (-0.03, -0.01, (math.expm1(0.01), math.expm1(0.02), math.expm1(0.03))),
+        (None, -0.01, (math.expm1(0.01), math.expm1(0.02), math.expm1(0.02))),
+        (-0.03, None, (0.0, math.expm1(0.02), math.expm1(0.03))),
+        (-0.03, 0.01, (math.expm1(-0.01), math.expm1(0.02), math.expm1(0.03))),
+    ],
+)
+def test_an_open_end_promises_nothing(
+    low: float | None, high: float | None, hours: tuple[float, float, float]
+) -> None:
+    live = EffectInterval(effect=-0.02, low=low, high=high)
+    found = saved(ran(effect=live, server_ns=3.6e12))
+    assert (found.lower, found.point, found.upper) == pytest.approx(hours)
+    assert claimed(ran(effect=live)) == Hours()
+
+
+def test_a_kept_swap_that_harms_costs_hours() -> None:
+    live = EffectInterval(effect=0.05, low=0.04, high=0.06)
+    found = saved(ran(effect=live, server_ns=3.6e12))
+    assert found.lower < found.point < found.upper < 0.0

@@ -20,6 +20,7 @@ from retuned.stages.watch.proof import Arm, StepRecord
 from retuned.standalone.context import RecordKind
 from retuned.standalone.daemon import Loop
 from retuned.standalone.facts import quarantined
+from retuned.standalone.savings import calibrations
 from retuned.store.approvals import Approvals
 
 
@@ -165,6 +166,10 @@ def test_a_swap_that_helps_is_promoted_with_signed_evidence(world: World, live: 
     assert low < -0.0408 < high < 0.0
     assert not world.server.slots()[0].bypassed
     assert not live.recording
+    (kept,) = calibrations(world.store)
+    assert kept.live.effect == pytest.approx(found.body["report"]["effect"])
+    assert (kept.speedup.point, kept.verdict) == (2.0, "helps")
+    assert world.store.list(RecordKind.LESSON) == []
     assert settled(world) == "Promoted"
     assert world.server.slots()[0].active == WINNER.digest
     envelope = SignedEvidence.model_validate_json(world.store.get_blob(found.body["evidence"]))

@@ -9,10 +9,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from retuned.errors import PolicyInvalid, Problem, UnreadableInput, UsageError
+from retuned.report.live_proof import effect_words
 from retuned.stages.watch import METHOD, Account, Hours, total
+from retuned.stages.watch.proof import Calibration, percent_of
 from retuned.store.policy_files import (
     check_policy,
     cluster_only_in,
@@ -94,7 +97,7 @@ def print_accounts(found: Sequence[Account], *, price: float | None, keeper: str
         out.print(f"Nothing was spent and nothing saved yet; the {keeper} adds it up as it goes.")
         return
     print_table(
-        ("month", "server", "kernel", "spent h", "saved h", "net h", "of"),
+        ("month", "server", "kernel", "spent h", "saved h", "claimed h", "net h", "of"),
         [
             (
                 each.month,
@@ -102,6 +105,7 @@ def print_accounts(found: Sequence[Account], *, price: float | None, keeper: str
                 each.definition,
                 significant(each.spent_h),
                 _words(each.saved_h),
+                _words(each.claimed_h),
                 _words(each.net_h),
                 _of(each),
             )
@@ -111,7 +115,8 @@ def print_accounts(found: Sequence[Account], *, price: float | None, keeper: str
     whole = total(found)
     rows = [
         ("spent", f"{significant(whole.spent_h)} GPU-hours on experiments"),
-        ("saved", f"{_words(whole.saved_h)} GPU-hours"),
+        ("saved", f"{_words(whole.saved_h)} GPU-hours, shown by live proofs"),
+        ("claimed", f"{_words(whole.claimed_h)} GPU-hours more, by experiments alone"),
         ("net", f"{_words(whole.net_h)} GPU-hours"),
     ]
     if price is not None:
@@ -122,6 +127,68 @@ def print_accounts(found: Sequence[Account], *, price: float | None, keeper: str
     print_fields([*rows, ("method", METHOD)])
 
 
+def calibration_body(found: Sequence[Calibration]) -> dict[str, Any]:
+    """Return proven swaps with their claims as JSON data, with the inputs of each."""
+    return {
+        "swaps": [
+            each.model_dump(mode="json")
+            | {
+                "claim": each.claim.model_dump(mode="json"),
+                "predicted": each.predicted,
+                "ratio": each.ratio,
+                "differs": each.differs,
+            }
+            for each in found
+        ],
+        "median_ratio": _median_ratio(found),
+        "method": CALIBRATION,
+    }
+
+
+def print_calibration(found: Sequence[Calibration]) -> None:
+    """Print proven swaps with their claims for people."""
+    if not found:
+        stdout().print("No swap was proven on live traffic yet.")
+        return
+    print_table(
+        ("proven", "kernel", "verdict", "claimed", "predicted", "live", "live/claimed", ""),
+        [
+            (
+                f"{each.at:%Y-%m-%d}",
+                each.definition,
+                each.verdict.value,
+                effect_words(each.claim),
+                "unknown" if each.predicted is None else f"{percent_of(each.predicted):+.1f} %",
+                effect_words(each.live),
+                "" if each.ratio is None else f"{each.ratio:.2f}",
+                "differs" if each.differs else "",
+            )
+            for each in found
+        ],
+    )
+    middle = _median_ratio(found)
+    differing = sum(each.differs for each in found)
+    rows = [("differ", f"{differing} of {len(found)}, by more than both intervals")]
+    if middle is not None:
+        rows.append(("median", f"{middle:.2f} of the claim was measured"))
+    stdout().print("")
+    print_fields([*rows, ("method", CALIBRATION)])
+
+
+def _median_ratio(found: Sequence[Calibration]) -> float | None:
+    ratios = [each.ratio for each in found if each.ratio is not None]
+    return median(ratios) if ratios else None
+
+
+CALIBRATION = (
+    "All numbers are changes of the time of a step; less is faster. Claimed is what the speedup of "
+    "the experiment gives a step whose pace the GPU sets: share of GPU time x (1 - 1 / speedup), "
+    "with the bounds of the verdict. Predicted counts only the share of steps whose pace the GPU "
+    "set before the proof. Live is what the proof measured, with its interval."
+)
+"""Explanation of the numbers, shown with them."""
+
+
 def _words(hours: Hours) -> str:
     bounds = f"{significant(hours.lower)} to {significant(hours.upper)}"
     return f"{significant(hours.point)} ({bounds})"
@@ -129,6 +196,7 @@ def _words(hours: Hours) -> str:
 
 def _of(account: Account) -> str:
     parts = [plural(account.experiments, "experiment"), plural(account.swaps, "swap")]
+    parts += [f"{account.proven} proven"] if account.proven else []
     return ", ".join(parts) + (f", {account.taken_back} taken back" if account.taken_back else "")
 
 
@@ -140,8 +208,10 @@ def _body(account: Account) -> dict[str, Any]:
         "spent_gpu_hours": account.spent_h,
         "experiments": account.experiments,
         "saved_gpu_hours": _bounds(account.saved_h),
+        "claimed_gpu_hours": _bounds(account.claimed_h),
         "net_gpu_hours": _bounds(account.net_h),
         "swaps": account.swaps,
+        "proven": account.proven,
         "taken_back": account.taken_back,
     }
 

@@ -16,7 +16,12 @@ from pydantic import ValidationError
 from retuned.cli.evidence import gates_line
 from retuned.cli.output import safe, stdout
 from retuned.ports import Event, Store, Stored
-from retuned.report.live_proof import sentence_of, sentinel_sentence
+from retuned.report.live_proof import (
+    compact_lines,
+    prediction_of,
+    sentence_of,
+    sentinel_sentence,
+)
 from retuned.report.proposal_text import (
     DECIDED,
     freeze_line,
@@ -37,7 +42,7 @@ from retuned.stages.gate import (
 )
 from retuned.stages.proposal import Proposal
 from retuned.stages.watch import EndToEndReport
-from retuned.stages.watch.proof import ProofState
+from retuned.stages.watch.proof import Forecast, ProofState
 from retuned.standalone.decisions import ASKS, OPEN, PendingRequest
 from retuned.standalone.evidence import Read
 from retuned.text import ago, print_fields, print_table, short_id
@@ -286,8 +291,15 @@ def live_proof_body(stored: Stored | None) -> dict[str, Any] | None:
     return body | {"report": stored.body.get("report")}
 
 
-def print_live_proof(stored: Stored | None) -> None:
-    """Print the verdict of live traffic; nothing where nothing was measured."""
+def prediction_body(forecast: Forecast | None) -> dict[str, Any]:
+    """Return the stable JSON of the prediction before a proof."""
+    body = {} if forecast is None else forecast.model_dump(mode="json")
+    return body | {"sentence": prediction_of(forecast)}
+
+
+def print_live_proof(stored: Stored | None, *, forecast: Forecast | None) -> None:
+    """Print what was predicted for live traffic, and its verdict where it was measured."""
+    print_fields([("predicted", prediction_of(forecast))])
     if stored is None:
         return
     try:
@@ -296,12 +308,14 @@ def print_live_proof(stored: Stored | None) -> None:
         print_fields([("live proof", "its record cannot be read")])
         return
     if state.report is None:
-        print_fields([("live proof", f"{state.phase}, {state.planned} pairs so far")])
-        return
-    rows = [("live proof", sentence_of(state.report))]
+        rows = [("live proof", f"{state.phase}, {state.planned} pairs so far")]
+    else:
+        rows = [("live proof", sentence_of(state.report))]
     if stored.body.get("evidence"):
         rows.append(("", f"evidence {stored.body['evidence']}"))
     print_fields(rows)
+    for name, line in compact_lines(state):
+        stdout().print(safe(f"  {name:<10}{line}"), soft_wrap=True, highlight=False, markup=False)
 
 
 def print_sentinel(state: ProofState | None) -> None:

@@ -20,6 +20,7 @@ from retuned.cli.render_proposals import (
     end_to_end_body,
     end_to_end_of,
     live_proof_body,
+    prediction_body,
     print_end_to_end,
     print_live_proof,
     print_sentinel,
@@ -55,6 +56,7 @@ from retuned.standalone.decisions import (
 )
 from retuned.standalone.evidence import read
 from retuned.standalone.metrics import said_beside
+from retuned.standalone.server_pace import forecast_of
 from retuned.store.lock import daemon_runs
 from retuned.text import short_id
 
@@ -152,9 +154,11 @@ def show(
         measured = end_to_end_of(at.store, stored.id)
         proven = at.store.get("live-proof", stored.id)
         guarded = repeated_proof.day_state(at.store, stored.id)
+        forecast = forecast_of(at.store, stored.id)
     if json:
         body = render_proposals.summary(stored, proposal, gate, asked=asked)
         body["end_to_end"] = end_to_end_body(measured)
+        body["prediction"] = prediction_body(forecast)
         body["live_proof"] = live_proof_body(proven)
         body["sentinel"] = sentinel_sentence(guarded) if guarded is not None else None
         body["evidence"] = render_proposals.evidence_summary(proposal, evidence)
@@ -178,7 +182,7 @@ def show(
         now=at.now,
     )
     print_end_to_end(measured)
-    print_live_proof(proven)
+    print_live_proof(proven, forecast=forecast)
     print_sentinel(guarded)
     print_turns(turns)
     render_proposals.print_events(events)

@@ -13,7 +13,15 @@ from typing import Annotated
 import typer
 
 from retuned.cli.output import JsonFlag, emit_json, safe, say, stdout
-from retuned.cli.render import accounts_body, check_kernel, check_month, chosen, print_accounts
+from retuned.cli.render import (
+    accounts_body,
+    calibration_body,
+    check_kernel,
+    check_month,
+    chosen,
+    print_accounts,
+    print_calibration,
+)
 from retuned.cli.session import ConfigOption, StateOption, desk
 from retuned.errors import MissingDependency, RetunedError, TemporaryError
 from retuned.report.proposal_text import freeze_line
@@ -21,9 +29,10 @@ from retuned.runtime_client.status import ProcessStatus, SlotStatus, Standings, 
 from retuned.runtime_client.tunables import RuntimeTunables
 from retuned.settings import Settings, load_settings
 from retuned.stages.gate import TuningFreeze
-from retuned.stages.proposal import TUNABLE
+from retuned.stages.proposal import TUNABLE, Lesson
 from retuned.standalone.context import RecordKind
-from retuned.standalone.savings import accounts
+from retuned.standalone.lessons import in_force
+from retuned.standalone.savings import accounts, calibrations
 from retuned.store.approvals import Approvals
 from retuned.store.sqlite import DATABASE, SqliteStore
 from retuned.text import print_table, short_id
@@ -44,10 +53,10 @@ def status(
     of a canary goes on.
     """
     settings = load_settings(config, {"state_dir": state_dir})
-    folder, freezes = settings.sockets, standing(settings)
+    folder, freezes, lessons = settings.sockets, standing(settings), learned(settings)
     if not json:  # before anything is asked: they stand whether or not a server is attached
-        for freeze in freezes:
-            stdout().print(safe(freeze_line(freeze), limit=2000), soft_wrap=True)
+        for line in (*map(freeze_line, freezes), *map(_lesson_line, lessons)):
+            stdout().print(safe(line, limit=2000), soft_wrap=True)
     processes, silent = attached(Standings(folder), folder)
     tunables = tunables_of(settings)
     if json:
@@ -55,6 +64,7 @@ def status(
             {
                 "socket_dir": str(folder),
                 "freezes": [freeze.model_dump(mode="json") for freeze in freezes],
+                "lessons": [lesson.model_dump(mode="json") for lesson in lessons],
                 "processes": [each.model_dump(mode="json") for each in processes],
                 "tunables": tunables,
                 "unanswered": [
@@ -119,6 +129,24 @@ def standing(settings: Settings) -> tuple[TuningFreeze, ...]:
         return Approvals(store).freezes(now=datetime.now(UTC))
     finally:
         store.close()
+
+
+def learned(settings: Settings) -> list[Lesson]:
+    """Return the lessons of live proofs in force on these settings' state."""
+    if not (settings.state_dir / DATABASE).is_file():
+        return []
+    store = SqliteStore(settings.state_dir)
+    try:
+        return in_force(store)
+    finally:
+        store.close()
+
+
+def _lesson_line(lesson: Lesson) -> str:
+    return (
+        f"{lesson.definition} ({lesson.guard}) is not proposed again in this server (live-lesson): "
+        f"{lesson.sentence}. `retuned rearm {lesson.definition} --lessons --reason ...` lifts it."
+    )
 
 
 def attached(standings: Standings, folder: Path) -> tuple[list[ProcessStatus], Silent]:
@@ -382,6 +410,12 @@ def _seconds(seconds: float) -> str:
 def report(
     month: Annotated[str, typer.Option(help="Only this month, such as 2026-11.")] = "",
     kernel: Annotated[str, typer.Option(help="Only this kernel.")] = "",
+    calibration: Annotated[
+        bool,
+        typer.Option(
+            "--calibration", help="Instead: claims of experiments beside what live proofs showed."
+        ),
+    ] = False,
     config: ConfigOption = None,
     state_dir: StateOption = None,
     json: JsonFlag = False,
@@ -390,10 +424,22 @@ def report(
     check_month(month)
     with desk(config, state_dir) as at:
         whole = accounts(at.store)
+        proven = calibrations(at.store)
         if kernel:
             known = {each.definition for each in whole}
             known |= {str(each.body.get("definition", "")) for each in at.store.list("proposal")}
             check_kernel(kernel, known)
+    if calibration:
+        shown = [
+            each
+            for each in proven
+            if kernel in ("", each.definition) and month in ("", f"{each.at:%Y-%m}")
+        ]
+        if json:
+            emit_json(calibration_body(shown))
+        else:
+            print_calibration(shown)
+        return
     found = chosen(whole, month=month, kernel=kernel)
     price = load_settings(config, {"state_dir": state_dir}).gpu_hour_usd
     if json:

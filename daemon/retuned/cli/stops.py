@@ -7,6 +7,7 @@ variant fails; ``rearm`` closes it, so that the variant can be proposed again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -20,6 +21,7 @@ from retuned.report.proposal_text import end_words, scope_words
 from retuned.runtime_client.status import ProcessStatus, Standings, opened
 from retuned.settings import load_settings
 from retuned.stages.gate import FreezeScope, StopPolicy, TuningFreeze
+from retuned.standalone.lessons import lift
 from retuned.text import short_id, until
 
 _LONGEST_REASON = 1000
@@ -107,6 +109,12 @@ def rearm(
     all: Annotated[
         bool, typer.Option("--all", help="Whole processes, with all kernels: after several trips.")
     ] = False,
+    lessons: Annotated[
+        bool,
+        typer.Option(
+            "--lessons", help="Lift what live proofs of the kernel have shown; needs no server."
+        ),
+    ] = False,
     target: Annotated[str, typer.Option(help="Refuse unless the server is this one.")] = "",
     config: ConfigOption = None,
     state_dir: StateOption = None,
@@ -115,8 +123,11 @@ def rearm(
     """Close the breaker of a kernel that a server took back by itself.
 
     Nothing is swapped by it: the variant may be proposed and approved again. It needs a reason,
-    which stands in `retuned history`.
+    which stands in `retuned history`. --lessons lifts instead what live proofs have shown against
+    swaps of the kernel.
     """
+    if lessons and all:
+        raise UsageError("--lessons is about one kernel; name it, without --all")
     if bool(kernel) == all:
         raise UsageError("name either a kernel or --all")
     why = reason.strip()
@@ -130,6 +141,9 @@ def rearm(
             f"these settings are of target {settings.target!r}, not {target!r:.80}; name those of "
             "the other server with --config"
         )
+    if lessons:
+        _lift(kernel, why, config=config, state_dir=state_dir, json=json)
+        return
     with desk(config, state_dir) as at:
         standings = Standings(settings.sockets)
         processes, silent = attached(standings, settings.sockets)
@@ -139,6 +153,29 @@ def rearm(
         if armed:
             _note(at, kernel, settings.target, why, armed, failed, before)
     _report(kernel, why, armed, failed, before, json=json)
+
+
+def _lift(
+    kernel: str, why: str, *, config: Path | None, state_dir: Path | None, json: bool
+) -> None:
+    """Lift the lessons on a kernel, and report them.
+
+    Raises
+    ------
+    Refused
+        If there are none.
+    """
+    with desk(config, state_dir) as at:
+        lifted = lift(at.store, kernel, who=at.identity.user, reason=why, at=at.now)
+    if not lifted:
+        raise Refused(f"no lesson is in force for {safe(kernel, limit=80)!r}; see `retuned status`")
+    if json:
+        emit_json({"kernel": kernel, "reason": why, "lifted": [x.proposal for x in lifted]})
+        return
+    for lesson in lifted:
+        line = f"Lifted the lesson of {short_id(lesson.proposal)}: {lesson.sentence}."
+        stdout().print(safe(line, limit=2000), soft_wrap=True)
+    stdout().print("Nothing is swapped by this; the variant may be proposed again.")
 
 
 def _to_arm(

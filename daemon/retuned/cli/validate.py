@@ -1,6 +1,7 @@
 """``retuned validate CANDIDATE``: one candidate against the incumbent, with the whole protocol.
 
 ``retuned policy check FILE``: is a gate policy valid, what is wrong, what has no effect here?
+``retuned policy explain FILE``: what it means.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,9 +41,11 @@ from retuned.lab.resources import LabSettings
 from retuned.lab.toolchain import environment_of, is_timed, toolchain_for
 from retuned.ports import Finding
 from retuned.stages.experiment import Budget, ExperimentPlan
+from retuned.stages.gate.description import explain_policy, live_proof_words
 from retuned.stages.verdict import Reason, Status, Verdict
+from retuned.store.policy_files import load_policy
 from retuned.strict_yaml import NotPlainYaml, parse, read_text
-from retuned.text import plural
+from retuned.text import plural, print_table
 
 _MAX_BYTES = 2_000_000
 _LANGUAGES = {".py": Language.TRITON, ".cu": Language.GPU_CPP, ".hip": Language.GPU_CPP}
@@ -332,3 +336,35 @@ def check_policy(
     else:
         print_policies(found)
     raise typer.Exit(exit_code(found))
+
+
+@policy_app.command("explain")
+def explain(
+    file: Annotated[Path, typer.Argument(help="Policy in YAML.")],
+    all: Annotated[bool, typer.Option("--all", help="Fields with their default, too.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Say what a policy means: its fields in words, and what a live proof leads to.
+
+    Exit 0 valid, 1 invalid, 3 unreadable.
+    """
+    policy = load_policy(file)
+    fields = [each for each in explain_policy(policy) if all or each.given]
+    sentences = live_proof_words(policy.spec.live_proof)
+    if json:
+        emit_json(
+            {
+                "policy": policy.metadata.name,
+                "fields": [asdict(each) for each in fields],
+                "live_proof": sentences,
+            }
+        )
+        return
+    print_table(
+        ("field", "value", "", "meaning"),
+        [(f.path, f.value, "" if f.given else "default", f.meaning) for f in fields],
+    )
+    stdout().print("")
+    stdout().print("Live proof:")
+    for sentence in sentences:
+        stdout().print(safe(f"  {sentence}", limit=1000), soft_wrap=True)

@@ -24,7 +24,9 @@ from retuned.ports.server import (
     InputTap,
     KernelTap,
     LiveSteps,
+    ObservedSteps,
     SlotState,
+    StepObserver,
     Swapper,
 )
 from retuned.ports.store import Clock, Event, Store, Stored
@@ -50,9 +52,11 @@ __all__ = [
     "KernelTap",
     "LiveSteps",
     "Notary",
+    "ObservedSteps",
     "Operator",
     "SlotState",
     "Spans",
+    "StepObserver",
     "Store",
     "Stored",
     "Swapper",

@@ -86,6 +86,31 @@ class LiveSteps(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedSteps:
+    """Steps of a server in a stretch of time, with whatever it runs."""
+
+    engine: str
+    """Name and version of the engine, such as ``vllm 0.33.0``; empty if unknown."""
+    steps: Sequence[StepRecord]
+
+
+class StepObserver(Protocol):
+    """Observes steps of the server outside of live proofs, switching nothing."""
+
+    def observe(self, seconds: float) -> ObservedSteps:
+        """Record the steps of so many seconds.
+
+        Raises
+        ------
+        CandidateError
+            The reason why steps cannot be recorded.
+        TemporaryError
+            If the server does not answer, or has not begun its first step.
+        """
+        ...
+
+
 class Swapper(Protocol):
     """A running server's control socket. Every order is idempotent by epoch."""
 

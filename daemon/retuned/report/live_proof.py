@@ -1,12 +1,19 @@
-"""The result of a live proof as one sentence. Pure."""
+"""The prediction before a live proof, and its result, as one sentence each. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from retuned.report.proof_figures import account_parts, dots_of, e_words, reach_of
 from retuned.stages.watch.proof import (
+    EffectInterval,
+    Forecast,
+    ForecastReason,
     PairKind,
     ProofReport,
     ProofState,
     Verdict,
+    course,
     effect_so_far,
     percent_of,
 )
@@ -18,6 +25,37 @@ _OUTCOMES = {
     Verdict.TOO_LITTLE_TRAFFIC: "too little traffic",
     Verdict.NOT_CONCLUDED: "not concluded",
 }
+
+
+_NOT_PREDICTED = {
+    ForecastReason.STEPS_UNKNOWN: "the steps of the server were not observed",
+    ForecastReason.GPU_TIME_UNKNOWN: "the GPU time of its steps is not measured",
+    ForecastReason.FEW_STEPS: "too few of its steps were observed",
+    ForecastReason.SHARE_UNKNOWN: "the kernel's share of GPU time is unknown",
+}
+
+
+def prediction_of(forecast: Forecast | None) -> str:
+    """Return the predicted change of step time and what it rests on, or why there is none.
+
+    Examples
+    --------
+    >>> prediction_of(None)
+    'not predicted: the steps of the server were not observed (steps-unknown)'
+    """
+    if forecast is None or forecast.prediction is None:
+        reason = ForecastReason.STEPS_UNKNOWN if forecast is None else forecast.reason
+        reason = reason or ForecastReason.STEPS_UNKNOWN
+        return f"not predicted: {_NOT_PREDICTED[reason]} ({reason})"
+    found = forecast.prediction
+    rests = (
+        f"{forecast.kernel_share:.1%} of GPU time, {forecast.speedup:.2f}x, and the GPU sets the "
+        f"pace of {found.gpu_bound:.0%} of {forecast.pace.steps} steps"
+    )
+    if found.host_bound:
+        return f"host-bound: the server cannot gain from this ({rests})"
+    less = "" if found.worth_a_proof else ", less than minEffect"
+    return f"steps take {_change(found.effect)}{less} ({rests})"
 
 
 def sentence_of(report: ProofReport) -> str:
@@ -57,6 +95,70 @@ def sentinel_sentence(state: ProofState) -> str:
     if effect is None:
         return "no pair that counts yet"
     return f"steps take {_change(effect)}; {count} pairs of the last day"
+
+
+_COLUMNS = 41
+_MARKS = ".:|#"
+_KEY = ". one pair, : two or three, | four to seven, # more"
+
+
+def compact_lines(state: ProofState) -> list[tuple[str, str]]:
+    """Return the pairs, the evidence and the account of a proof as short named lines of text.
+
+    Nothing without pairs that count.
+    """
+    dots = dots_of(state)
+    real = [dot.percent for dot in dots if dot.at > 0]
+    if not dots:
+        return []
+    reach = reach_of(dots)
+    outside = sum(abs(dot.percent) > reach for dot in dots)
+    held = f"; outside the range: {outside}" if outside else ""
+    lines = [
+        ("d %", f"{-reach:<+{_COLUMNS // 2}.1f}0{reach:>+{_COLUMNS // 2}.1f}"),
+        ("sham", _histogram([dot.percent for dot in dots if dot.at < 0], reach=reach)),
+    ]
+    if real:
+        lines.append(("pairs", f"{_histogram(real, reach=reach)}  {_KEY}{held}"))
+        lines.append(("E", _evidence_line(state)))
+    account = account_parts(state.report.account) if state.report is not None else []
+    if account:
+        said = "  ".join(f"{name} {ms:+.2f} ms" for name, ms in account)
+        lines.append(("per step", said))
+    return lines
+
+
+def _histogram(percents: Sequence[float], *, reach: float) -> str:
+    """Return one character a column, from -reach to reach; others count in the last columns."""
+    counts = [0] * _COLUMNS
+    for percent in percents:
+        held = max(-1.0, min(percent / reach, 1.0))
+        counts[round((held + 1.0) / 2.0 * (_COLUMNS - 1))] += 1
+    return "".join(
+        _MARKS[min(count.bit_length() - 1, len(_MARKS) - 1)] if count else " " for count in counts
+    )
+
+
+def _evidence_line(state: ProofState) -> str:
+    """Return the evidence for the verdict, or the largest so far, at up to six of the pairs."""
+    points = course(state)
+    verdict = state.report.verdict if state.report is not None else Verdict.NOT_CONCLUDED
+    last = len(points) - 1
+    places = sorted({round(last * part / 5) for part in range(6)})
+    said = " -> ".join(e_words(points[place].towards(verdict)) for place in places)
+    return f"{said}   bound {e_words(state.settings.log_bound)}"
+
+
+def effect_words(found: EffectInterval) -> str:
+    """Return an effect and its interval as signed changes of step time.
+
+    Examples
+    --------
+    >>> effect_words(EffectInterval(effect=-0.02, low=-0.03))
+    '-2.0 % (-3.0 to open)'
+    """
+    ends = ("open" if end is None else f"{percent_of(end):+.1f}" for end in (found.low, found.high))
+    return f"{percent_of(found.effect):+.1f} % ({' to '.join(ends)})"
 
 
 def _change(effect: float) -> str:

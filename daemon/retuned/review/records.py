@@ -24,7 +24,7 @@ from retuned.stages.profile import WorkloadProfile
 from retuned.stages.proposal import Proposal
 from retuned.stages.verdict import Doubt, EvidenceDocument
 from retuned.stages.watch import EndToEndReport, WatchSample
-from retuned.stages.watch.proof import ProofState
+from retuned.stages.watch.proof import Forecast, ProofState
 
 T = TypeVar("T")
 
@@ -295,6 +295,8 @@ class ProposalDetails:
     """What the runtime counted last; None where nothing is in force or nobody said."""
     end_to_end: EndToEndReport | None = None
     """What the whole server gained; None where it was not measured."""
+    forecast: Forecast | None = None
+    """Predicted gain of a step; None without one."""
     live_proof: ProofState | None = None
     """Pairs with the swap on and off in live traffic; None where it was not proven."""
     roofs: Roofs | None = None

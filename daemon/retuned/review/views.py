@@ -13,7 +13,8 @@ from datetime import datetime
 
 from retuned import text
 from retuned.report.figures import Figure
-from retuned.report.live_proof import sentence_of
+from retuned.report.live_proof import prediction_of, sentence_of
+from retuned.report.proof_figures import proof_figures
 from retuned.report.proposal_text import (
     DECIDED,
     origin_fields,
@@ -29,7 +30,7 @@ from retuned.review.summary import GateView, gates_of, sure_of
 from retuned.stages.gate import DecisionKind, SwapDecision
 from retuned.stages.proposal import Proposal
 from retuned.stages.watch import EndToEndReport, Hours, WatchSample
-from retuned.stages.watch.proof import ProofState
+from retuned.stages.watch.proof import Forecast, ProofState
 from retuned.text import ago, short_id
 
 HOURS_PER_MONTH = 730.0
@@ -69,10 +70,13 @@ def lead_of(proposal: Proposal, fleet: CostBasis) -> str:
     return f"{saved}, about {text.significant(hours.lower)} GPU-hours a month; {touches}."
 
 
-def worth_of(proposal: Proposal, fleet: CostBasis) -> Iterator[tuple[str, str]]:
-    """Yield what it saves, and how that was reckoned."""
+def worth_of(
+    proposal: Proposal, fleet: CostBasis, *, forecast: Forecast | None = None
+) -> Iterator[tuple[str, str]]:
+    """Yield what it saves, what a step gains, and how that was reckoned."""
     share, hours = saving_of(proposal), monthly_hours(proposal, fleet)
     yield "kernel time", f"{share.point:.2%} less ({share.lower:.2%} to {share.upper:.2%})"
+    yield "predicted", prediction_of(forecast)
     if hours is None:
         yield "GPU-hours", "not known: no profile says how busy the GPU is"
         return
@@ -193,6 +197,8 @@ class ProposalView:
     """What physics allows."""
     running: tuple[tuple[str, str], ...]
     """What the servers show since the swap."""
+    proof: tuple[Figure, ...]
+    """Pairs, evidence and account of its live proof; empty without pairs."""
     expired: bool
     """Whether nobody can decide any more because the time is over."""
 
@@ -222,7 +228,7 @@ def proposal_view(case: ProposalDetails, *, now: datetime) -> ProposalView:
         state=_state(row, now=now),
         tone=_tone(row),
         subject=(*subject_fields(proposal), *origin_fields(proposal, now=now)),
-        worth=tuple(worth_of(proposal, case.fleet)),
+        worth=tuple(worth_of(proposal, case.fleet, forecast=case.forecast)),
         gates=tuple(gates_of(document)) if document else (),
         sure=tuple(sure_of(case)),
         words=tuple(_word(each, case, now=now) for each in case.words),
@@ -235,6 +241,7 @@ def proposal_view(case: ProposalDetails, *, now: datetime) -> ProposalView:
             *_end_to_end(case.end_to_end),
             *_live_proof(case.live_proof),
         ),
+        proof=proof_figures(case.live_proof) if case.live_proof is not None else (),
         expired=row.standing is ReviewPhase.OPEN and now >= proposal.expires_at,
     )
 

@@ -1,12 +1,13 @@
-"""Steps of a server, labelled by the blocks of a live proof."""
+"""Steps of a server, labelled by the blocks of a live proof, or observed before one."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from retuned.errors import CandidateError, TemporaryError
+from retuned.ports import ObservedSteps
 from retuned.runtime_client.connection import RETRY_S
 from retuned.runtime_client.step_records import ProcessSteps, StepTap
 from retuned.runtime_client.step_records import StepRecord as Recorded
@@ -39,19 +40,19 @@ class ServerSteps:
     def unavailable(self) -> str:
         """Return why steps cannot be recorded, a reason code; see `ports.LiveSteps`."""
         try:
-            self._first(self._looks.read(limit=0))
+            _first(self._looks.read(limit=0))
         except CandidateError as error:
             return error.reason
         return ""
 
     def begin(self) -> None:
         """Record from now on; see `ports.LiveSteps`."""
-        process = self._first(self._tap.begin())
+        process = _first(self._tap.begin())
         self._instance, self._overlapping = process.instance, process.overlapping
 
     def read(self) -> Sequence[tuple[str, StepRecord]]:
         """Return the labelled steps since the last call; see `ports.LiveSteps`."""
-        process = self._first(self._tap.read())
+        process = _first(self._tap.read())
         if process.instance != self._instance:
             raise CandidateError(RESTARTED, detail=process.name)
         if process.overlapping > self._overlapping:
@@ -75,17 +76,45 @@ class ServerSteps:
         """Return the monotonic time, seconds."""
         return time.monotonic()
 
-    def _first(self, found: Sequence[ProcessSteps]) -> ProcessSteps:
-        """Return the process whose steps are the server's."""
-        known = [each for each in found if each.hook == ON and each.rank in ("", _FIRST_RANK)]
-        if not known and any(each.hook == _STARTING for each in found):
-            raise TemporaryError("the server has not begun its first step", delay_s=RETRY_S)
-        if not known:
-            hooks = ", ".join(sorted({each.hook for each in found})) or "no process"
-            raise CandidateError(NOT_SWITCHABLE, detail=f"no steps are known: {hooks}")
-        if len(known) > 1:
-            raise CandidateError(SEVERAL, detail=", ".join(each.name for each in known)[:200])
-        return known[0]
+
+class StepLook:
+    """Records steps for a moment, outside of live proofs; see `ports.StepObserver`.
+
+    Parameters
+    ----------
+    sockets
+        A socket, or a folder of them.
+    sleep
+        Waits, seconds.
+    """
+
+    def __init__(self, sockets: Path, *, sleep: Callable[[float], object] = time.sleep) -> None:
+        self._tap, self._sleep = StepTap(sockets), sleep
+
+    def observe(self, seconds: float) -> ObservedSteps:
+        """Record the steps of so many seconds; see `ports.StepObserver`."""
+        _first(self._tap.begin())
+        try:
+            self._sleep(seconds)
+            process = _first(self._tap.read())
+        finally:
+            self._tap.end()
+        if process.fault:
+            raise CandidateError(process.fault, detail=f"{process.name} records no steps")
+        return ObservedSteps(engine=process.engine, steps=[_step(each) for each in process.records])
+
+
+def _first(found: Sequence[ProcessSteps]) -> ProcessSteps:
+    """Return the process whose steps are the server's."""
+    known = [each for each in found if each.hook == ON and each.rank in ("", _FIRST_RANK)]
+    if not known and any(each.hook == _STARTING for each in found):
+        raise TemporaryError("the server has not begun its first step", delay_s=RETRY_S)
+    if not known:
+        hooks = ", ".join(sorted({each.hook for each in found})) or "no process"
+        raise CandidateError(NOT_SWITCHABLE, detail=f"no steps are known: {hooks}")
+    if len(known) > 1:
+        raise CandidateError(SEVERAL, detail=", ".join(each.name for each in known)[:200])
+    return known[0]
 
 
 def _step(record: Recorded) -> StepRecord:

@@ -67,6 +67,8 @@ class ProcessSteps:
     instance: str
     """Changes with a restart of the process's runtime; indexes begin again then."""
     rank: str
+    engine: str
+    """Name and version of the server's engine; empty if unknown."""
     arm: str
     """Label of the steps that begin now."""
     overlapping: int
@@ -173,6 +175,7 @@ def parse_steps(name: str, answer: Mapping[str, Any]) -> ProcessSteps:
         fault=_text(name, answer, "fault"),
         instance=_text(name, answer, "instance"),
         rank=_text(name, answer, "rank"),
+        engine=_text(name, {"engine": ""} | dict(answer), "engine"),  # an older runtime has none
         arm=_text(name, answer, "arm"),
         overlapping=_whole(name, answer, "overlapping", most=_MAX_INDEX),
         records=records,

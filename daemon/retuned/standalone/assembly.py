@@ -37,7 +37,7 @@ from retuned.runtime_client.captures import RuntimeCaptures
 from retuned.runtime_client.change_orders import ChangeSwapper
 from retuned.runtime_client.client import RuntimeSocket
 from retuned.runtime_client.kernels import RuntimeKernels
-from retuned.runtime_client.live_steps import ServerSteps
+from retuned.runtime_client.live_steps import ServerSteps, StepLook
 from retuned.runtime_client.tunables import RuntimeTunables
 from retuned.runtime_client.tuned_files import RuntimeFiles
 from retuned.settings import Settings
@@ -142,6 +142,7 @@ def build(settings: Settings) -> tuple[Loop, PrometheusTelemetry]:
         lab=settings.state_dir / _LAB,
         end_to_end=_end_to_end(settings),
         live_steps=ServerSteps(settings.sockets),
+        step_observer=StepLook(settings.sockets),
         captures=_captures(settings),
         kernels=RuntimeKernels(settings.sockets) if language is Language.TRITON else None,
         devices=find_devices() if language is Language.TRITON else None,

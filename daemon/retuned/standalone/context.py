@@ -24,6 +24,7 @@ from retuned.ports import (
     LiveSteps,
     Notary,
     Spans,
+    StepObserver,
     Store,
     Swapper,
     Telemetry,
@@ -64,7 +65,8 @@ class RecordKind(StrEnum):
     EXPERIMENT = "experiment"
     """running -> done -> won -> proposed | refused; running -> failed.
 
-    Where the proposal expired: proposed -> lapsed -> proposed | refused.
+    Where the proposal expired: proposed -> lapsed -> proposed | refused. A win that the server as
+    it is speaks against: won -> deferred -> proposed | refused.
     """
     FINDING = "finding"
     """One candidate's verdict in one experiment: final."""
@@ -96,6 +98,14 @@ class RecordKind(StrEnum):
     ATTRIBUTION = "attribution"
     """Whether a swap is the cause of an alarm, under the id of its drift report: trying -> swap |
     not-swaps | unknown."""
+    LESSON = "lesson"
+    """What a live proof has shown against a swap, under its proposal's id: holds <-> lifted."""
+    PACE = "pace"
+    """Newest looks at the server's steps: current."""
+    CALIBRATION = "calibration"
+    """A proven swap beside its claim, under its proposal's id: agrees | differs."""
+    FORECAST = "forecast"
+    """Predicted gain of a step from a proposal's swap, under its id: current."""
     END_TO_END = "end-to-end"
     """Gate G7 on a proposal's swap, under its id: measuring -> pass | fail | not-measured."""
     LIFTED = "lifted"
@@ -304,6 +314,8 @@ class Context:
     """The server as its users see it; None where nobody said where it is."""
     live_steps: LiveSteps | None = None
     """Steps of the server, for live proofs; None proves none."""
+    step_observer: StepObserver | None = None
+    """Steps of the server outside of proofs; None predicts nothing."""
     captures: Captures | None = None
     """What inputs are sampled with; None samples none."""
     kernels: KernelTap | None = None

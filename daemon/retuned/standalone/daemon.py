@@ -28,6 +28,7 @@ from retuned.standalone import (
     proposals,
     savings,
     sentinel,
+    server_pace,
     tunables,
     tuned_files,
 )
@@ -112,6 +113,7 @@ class Loop:
         """
         attribution.try_off(self.ctx, self._stopping)
         end_to_end.measure(self.ctx, self._stopping)
+        server_pace.observe(self.ctx)
         live_proof.prove(self.ctx, self._stopping)
         sentinel.keep_up(self.ctx, self._stopping)
 

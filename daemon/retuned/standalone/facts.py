@@ -44,6 +44,7 @@ from retuned.standalone import (
     end_to_end,
     live_proof,
     repeated_proof,
+    server_pace,
     tunable_records,
     tuned_files,
 )
@@ -449,11 +450,19 @@ def _unavailable(ctx: Context, record: Proposal) -> str:
         return "end-to-end-unavailable"
     if limits.live_proof.mode is LiveProofMode.REQUIRED and _unprovable(ctx, record.id):
         return "live-proof-unavailable"
+    if limits.live_proof.mode is LiveProofMode.REQUIRED and _is_hopeless(ctx, record.id):
+        return "host-bound"
     if tuned_files.is_change(ctx, record.id) and (
         limits.canary.steps or limits.canary.shadow_first
     ):
         return "canary-not-possible"
     return ""
+
+
+def _is_hopeless(ctx: Context, proposal: str) -> bool:
+    """Whether the server cannot gain from a swap; an unknown prediction holds nothing back."""
+    found = server_pace.forecast_of(ctx.store, proposal)
+    return found is not None and found.host_bound
 
 
 def _unprovable(ctx: Context, proposal: str) -> bool:

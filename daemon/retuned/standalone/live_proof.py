@@ -25,14 +25,13 @@ from retuned.node.live_proof import (
     report_in,
 )
 from retuned.node.order_store import bringer
-from retuned.ports import Event
 from retuned.report.live_proof import sentence_of
 from retuned.stages import watch
 from retuned.stages.gate import LiveProof, LiveProofMode
 from retuned.stages.proposal import Proposal
 from retuned.stages.swap import SwapKind, SwapOrder
 from retuned.stages.watch import proof
-from retuned.standalone import tuned_files
+from retuned.standalone import lessons, tuned_files
 from retuned.standalone.context import Context, RecordKind
 from retuned.standalone.records import UNDER_WAY, committed, say
 from retuned.store.approvals import Approvals
@@ -241,31 +240,8 @@ class _Record(StoredProof):
                 evidence=body["evidence"],
                 slot=order.definition,
             )
-            if report.verdict is not proof.Verdict.HELPS:
-                self._teach(report)
+            lessons.learn(ctx, order, report, pace=state.pace)
         ctx.telemetry.count(
             "retuned_live_proof_verdicts_total", verdict=verdict, reason=str(report.reason)
         )
         log.info("%s live proof: %s", order.definition, sentence)
-
-    def _teach(self, report: proof.ProofReport) -> None:
-        """Write the lesson beside the experiment: its claim did not hold in the server."""
-        stored = self._ctx.store.get(RecordKind.PROPOSAL, self._order.proposal)
-        assert stored is not None, "it is proven"
-        detail: Mapping[str, object] = {
-            "definition": self._order.definition,
-            "candidate": self._order.artifact,
-            "reason": str(report.reason),
-            "verdict": str(report.verdict),
-            "effect": report.effect,
-        }
-        self._ctx.store.record(
-            Event(
-                at=self._ctx.clock.now(),
-                kind=RecordKind.EXPERIMENT,
-                id=str(stored.body["experiment"]),
-                what="live-proof-lesson",
-                who="retuned",
-                detail=detail,
-            )
-        )

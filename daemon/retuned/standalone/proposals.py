@@ -1,14 +1,16 @@
-"""Stage 7 on one machine: which wins are proposed, and which expired ones again.
+"""Stage 7 on one machine: which wins are proposed, and which ones again later.
 
 An expired proposal was not rejected. Its win is proposed again after it has rested as long as it
 waited, as another attempt, while its measurement is recent; after a few attempts only a new
-experiment brings it back.
+experiment brings it back. A win is deferred while a lesson of a live proof holds against it, or
+while the host sets the pace of a server that must gain.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+from datetime import timedelta
 
 from retuned.api.proposal import ProposalPhase
 from retuned.contract import Digest
@@ -18,8 +20,15 @@ from retuned.ports import Event, Stored
 from retuned.stages import gate as gate_stage
 from retuned.stages import proposal as proposal_stage
 from retuned.stages.experiment import ExperimentPlan
-from retuned.stages.proposal import AgainLimits, Proposal, ProposalLimits, Refusal, RefusalReason
-from retuned.standalone import evidence, tunable_records, tuned_files
+from retuned.stages.proposal import (
+    AgainLimits,
+    Proposal,
+    ProposalLimits,
+    Refusal,
+    RefusalReason,
+    SwapClaim,
+)
+from retuned.standalone import evidence, lessons, server_pace, tunable_records, tuned_files
 from retuned.standalone.context import Context, RecordKind
 from retuned.standalone.facts import quarantined
 from retuned.standalone.findings import findings
@@ -40,17 +49,26 @@ log = logging.getLogger(__name__)
 def propose(ctx: Context) -> None:
     """Write a proposal, or the reason for none, for each experiment that was won.
 
-    A win whose proposal expired is proposed again once it has rested, while it still holds.
+    A win whose proposal expired is proposed again once it has rested, while it still holds. One
+    that the server speaks against is weighed again every minute.
     """
-    due = [*ctx.store.list(RecordKind.EXPERIMENT, phase="won"), *rested(ctx)]
+    due = [
+        *ctx.store.list(RecordKind.EXPERIMENT, phase="won"),
+        *rested(ctx),
+        *ctx.store.list(RecordKind.EXPERIMENT, phase=DEFERRED),
+    ]
     for stored in due:
         plan = understood(ctx, stored, ExperimentPlan)
-        if plan is None:
+        if plan is None or _stays_deferred(ctx, stored, plan):
             continue
         about = {"experiment": plan.id, "kernel": plan.definition}
         with ctx.spans.span("proposal", after=stored.traceparent, about=about):
             try:
-                answer = too_late(ctx, stored, plan) or _weigh(ctx, plan)
+                answer = (
+                    too_late(ctx, stored, plan)
+                    or against_the_server(ctx, plan)
+                    or _weigh(ctx, plan)
+                )
             except RetunedError as error:  # weighed again at the next look, after the others
                 log.error("experiment %s is not weighed: %s", plan.id, error)
                 continue
@@ -68,11 +86,50 @@ def _keep_answer(
             if ctx.store.add(RecordKind.PROPOSAL, answer.id, body, phase=ProposalPhase.PENDING):
                 ctx.store.advance(RecordKind.EXPERIMENT, plan.id, expect=phase, to="proposed")
                 say(ctx, answer.id, what="proposed", slot=answer.definition)
+                server_pace.keep_forecast(ctx, answer)
                 return
             known = f"proposal {answer.id} says the same, and was or is decided on"
             answer = Refusal(reason=RefusalReason.ALREADY_DECIDED, detail=known)
         ctx.spans.say(refused=str(answer.reason))
         _not_proposed(ctx, plan, answer, phase=phase)
+
+
+def against_the_server(ctx: Context, plan: ExperimentPlan) -> Refusal | None:
+    """Return why a win is of no use in the server as it is: a lesson, or the host; else None."""
+    best = best_finding(findings(ctx, plan.id))
+    if best is None or best.verdict.speedup is None:
+        return None
+    verdict, speedup, share = best.verdict, best.verdict.speedup, share_of(ctx, plan.hypothesis)
+    claim = SwapClaim(
+        definition=plan.definition,
+        guard=verdict.guard,
+        artifact=best.solution.digest,
+        saving=proposal_stage.saving_of(verdict, share=share),
+        key=server_pace.key_of(ctx, plan.definition),
+    )
+    learned = proposal_stage.lesson_against(lessons.in_force(ctx.store), claim)
+    return learned or server_pace.refusal(
+        ctx,
+        plan.definition,
+        share=min(1.0, proposal_stage.covered_share(verdict) * share),
+        speedup=speedup.point,
+    )
+
+
+def _stays_deferred(ctx: Context, stored: Stored, plan: ExperimentPlan) -> bool:
+    """Whether the reason of an earlier look still holds, which its history has."""
+    if stored.phase != DEFERRED or too_late(ctx, stored, plan) is not None:
+        return False
+    if ctx.clock.now() - stored.updated_at < _WEIGHED_EVERY:
+        return True
+    try:
+        stays = against_the_server(ctx, plan) is not None
+    except (RetunedError, OSError) as error:
+        log.error("experiment %s is not weighed: %s", plan.id, error)
+        return True
+    if stays:
+        ctx.store.advance(RecordKind.EXPERIMENT, plan.id, expect=DEFERRED, to=DEFERRED)
+    return stays
 
 
 def _weigh(ctx: Context, plan: ExperimentPlan) -> Proposal | Refusal:
@@ -111,7 +168,8 @@ def _weigh(ctx: Context, plan: ExperimentPlan) -> Proposal | Refusal:
 
 
 def _not_proposed(ctx: Context, plan: ExperimentPlan, answer: Refusal, *, phase: str) -> None:
-    ctx.store.advance(RecordKind.EXPERIMENT, plan.id, expect=phase, to="refused")
+    to = DEFERRED if answer.reason in _PASSING else "refused"
+    ctx.store.advance(RecordKind.EXPERIMENT, plan.id, expect=phase, to=to)
     ctx.telemetry.count("retuned_proposals_refused_total", reason=str(answer.reason))
     ctx.store.record(
         Event(
@@ -127,6 +185,11 @@ def _not_proposed(ctx: Context, plan: ExperimentPlan, answer: Refusal, *, phase:
 
 LAPSED = "lapsed"
 """Phase of an experiment whose proposal expired."""
+DEFERRED = "deferred"
+"""Phase of an experiment whose win is of no use in the server as it is."""
+_PASSING = (RefusalReason.LIVE_LESSON, RefusalReason.HOST_BOUND)
+"""Refusals that end with a change of the server."""
+_WEIGHED_EVERY = timedelta(minutes=1)
 
 
 def rested(ctx: Context) -> list[Stored]:
@@ -146,8 +209,8 @@ def rested(ctx: Context) -> list[Stored]:
 
 
 def too_late(ctx: Context, stored: Stored, plan: ExperimentPlan) -> Refusal | None:
-    """Say why a win that lapsed is not proposed again; None if it may be, or never lapsed."""
-    if stored.phase != LAPSED:
+    """Say why a win that waited is not proposed again; None if it may be, or never waited."""
+    if stored.phase not in (LAPSED, DEFERRED):
         return None
     best = best_finding(findings(ctx, plan.id))
     settings = ctx.settings
@@ -166,7 +229,10 @@ def too_late(ctx: Context, stored: Stored, plan: ExperimentPlan) -> Refusal | No
 
 
 def next_attempt(ctx: Context, plan: ExperimentPlan, artifact: Digest) -> int:
-    """Return which attempt it would be to propose a win: one more than those that expired."""
+    """Return which attempt it would be to propose a win: one more than those that it survives.
+
+    It survives proposals that expired, and live proofs whose lesson does not hold any more.
+    """
     baseline = live_baseline(ctx, plan.definition)
     for attempt in itertools.count(1):
         known = ctx.store.get(
@@ -179,9 +245,15 @@ def next_attempt(ctx: Context, plan: ExperimentPlan, artifact: Digest) -> int:
                 attempt=attempt,
             ),
         )
-        if known is None or known.phase != ProposalPhase.EXPIRED:
+        if known is None or not (known.phase == ProposalPhase.EXPIRED or _unlearned(ctx, known)):
             return attempt
     raise AssertionError("counting does not end")
+
+
+def _unlearned(ctx: Context, proposal: Stored) -> bool:
+    """Whether a rollback followed from a live proof; that a lesson holds is asked before."""
+    rolled_back = proposal.phase == ProposalPhase.ROLLED_BACK
+    return rolled_back and ctx.store.get(RecordKind.LESSON, proposal.id) is not None
 
 
 def _under_policy(ctx: Context, proposal: Proposal) -> Proposal:

@@ -61,6 +61,7 @@ from retuned.standalone.evidence import Read, read
 from retuned.standalone.findings import found_solution
 from retuned.standalone.metrics import said_beside
 from retuned.standalone.records import CARRIED_OUT
+from retuned.standalone.server_pace import forecast_of
 from retuned.store.approvals import Approvals, Identity
 from retuned.store.lock import daemon_runs
 from retuned.text import short_id
@@ -106,6 +107,7 @@ def case_of(
         lines=tuple(_line(event) for event in store.events(id=id, limit=_LINES)),
         sample=sample,
         end_to_end=_end_to_end(store, id),
+        forecast=forecast_of(store, id),
         live_proof=_live_proof(store, id),
         roofs=roofs,
         beside=said_beside(store, RecordKind.EXPERIMENT, row.proposal.experiment),

@@ -7,6 +7,7 @@ is completed after a later one was added counts as one without a profile.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,10 +19,15 @@ from retuned.ports import Store, Stored
 from retuned.stages.profile import WorkloadProfile
 from retuned.stages.proposal import Proposal
 from retuned.stages.watch import Account
+from retuned.stages.watch.proof import Calibration, Verdict
 from retuned.standalone.context import Context, RecordKind
 from retuned.standalone.records import GOING_BACK, UNDER_WAY
 from retuned.store.savings import RAN, Savings
 
+log = logging.getLogger(__name__)
+
+_SIZED = (Verdict.HELPS, Verdict.HARMS, Verdict.NO_MEASURABLE_EFFECT)
+"""Verdicts that have shown an effect; the others leave the claim of the experiment."""
 _CURSOR = "cursor"
 """Record beside the sums, in a phase of its own: the last window added."""
 _MOST = 200
@@ -55,15 +61,15 @@ def add_windows(ctx: Context) -> int:
     if not due:
         return 0
     stays = list(_stays(ctx.store))
-    sums: dict[tuple[str, str], tuple[int, int]] = {}
+    sums: dict[tuple[str, str], tuple[int, int, int]] = {}
     named: dict[str, Proposal] = {}
     for stored in due:
-        for proposal, month, gpu_ns in _seen(ctx, stored, stays):
+        for proposal, month, gpu_ns, server_ns in _seen(ctx, stored, stays):
             named[proposal.id] = proposal
-            known = sums.get((proposal.id, month), (0, 0))
-            sums[proposal.id, month] = (known[0] + gpu_ns, known[1] + 1)
+            known = sums.get((proposal.id, month), (0, 0, 0))
+            sums[proposal.id, month] = (known[0] + gpu_ns, known[1] + server_ns, known[2] + 1)
     with ctx.store.transaction():
-        for (id, month), (gpu_ns, windows) in sums.items():
+        for (id, month), (gpu_ns, server_ns, windows) in sums.items():
             one = named[id]
             Savings(ctx.store).add(
                 id,
@@ -72,6 +78,7 @@ def add_windows(ctx: Context) -> int:
                 speedup=one.speedup,
                 month=month,
                 gpu_ns=gpu_ns,
+                server_ns=server_ns,
                 windows=windows,
             )
         body = {"window": due[-1].id}
@@ -107,7 +114,19 @@ def keep_up(ctx: Context) -> None:
 def accounts(store: Store) -> tuple[Account, ...]:
     """Return what was spent and saved, newest month first."""
     back = {id for phase in _BACK for id in store.ids(RecordKind.PROPOSAL, phase=phase)}
-    return Savings(store).accounts(taken_back=back)
+    effects = {each.proposal: each.live for each in calibrations(store) if each.verdict in _SIZED}
+    return Savings(store).accounts(taken_back=back, effects=effects)
+
+
+def calibrations(store: Store) -> list[Calibration]:
+    """Return the proven swaps with their claims, oldest first; unreadable records are left out."""
+    found = []
+    for stored in store.list(RecordKind.CALIBRATION):
+        try:
+            found.append(Calibration.model_validate(stored.body))
+        except ValidationError as error:
+            log.error("calibration of %s cannot be understood: %s", stored.id, error)
+    return sorted(found, key=lambda each: each.at)
 
 
 def _stays(store: Store) -> Iterator[_Stay]:
@@ -141,8 +160,8 @@ def _has_canary(store: Store, proposal: str) -> bool:
 
 def _seen(
     ctx: Context, stored: Stored, stays: Sequence[_Stay]
-) -> Iterator[tuple[Proposal, str, int]]:
-    """Return proposal, month and device time of each swap that a window shows.
+) -> Iterator[tuple[Proposal, str, int, int]]:
+    """Return proposal, month, and device time of its shapes and of all kernels, for each swap.
 
     A window that was only sampled counts with what was sampled: how busy the rest was is a guess.
     """
@@ -155,7 +174,7 @@ def _seen(
     for stay in stays:
         spent = _spent(ctx, profile, stay.proposal) if stay.covers(start, end) else 0
         if spent:
-            yield stay.proposal, start.strftime("%Y-%m"), spent
+            yield stay.proposal, start.strftime("%Y-%m"), spent, profile.gpu_time_ns
 
 
 def _spent(ctx: Context, profile: WorkloadProfile, proposal: Proposal) -> int:

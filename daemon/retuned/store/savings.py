@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from retuned.ports import Store
 from retuned.stages.verdict import Interval
 from retuned.stages.watch import Account, ExperimentUsage, SwapUsage, settle
+from retuned.stages.watch.proof import EffectInterval
 
 RAN = "savings"
 """Kind of the records per swap and month: current."""
@@ -39,6 +40,7 @@ class Savings:
         speedup: Interval,
         month: str,
         gpu_ns: int,
+        server_ns: int = 0,
         windows: int = 1,
     ) -> None:
         """Add what some windows show of a swap.
@@ -55,6 +57,8 @@ class Savings:
             Such as ``2026-11``, UTC.
         gpu_ns
             Device time of the swapped shapes, nanoseconds.
+        server_ns
+            Device time of all kernels in the same windows, nanoseconds; 0 if it is unknown.
         windows
             How many showed it.
         """
@@ -67,12 +71,14 @@ class Savings:
             "speedup": speedup.model_dump(mode="json"),
             "month": month,
             "gpu_ns": gpu_ns,
+            "server_ns": server_ns,
             "windows": windows,
         }
         if stored is None:
             self._store.add(RAN, id, body, phase="current")
             return
         body["gpu_ns"] = gpu_ns + int(stored.body["gpu_ns"])
+        body["server_ns"] = server_ns + int(stored.body.get("server_ns", 0))
         body["windows"] = windows + int(stored.body["windows"])
         self._store.advance(RAN, id, expect="current", to="current", body=body)
 
@@ -87,17 +93,23 @@ class Savings:
         """Return the experiments that are kept."""
         return set(self._store.ids(TRIED))
 
-    def accounts(self, *, taken_back: Collection[str]) -> tuple[Account, ...]:
+    def accounts(
+        self, *, taken_back: Collection[str], effects: Mapping[str, EffectInterval] | None = None
+    ) -> tuple[Account, ...]:
         """Return what was spent and saved, newest month first.
 
         Parameters
         ----------
         taken_back
             Proposals whose swaps were rolled back.
+        effects
+            What live proofs measured, by proposal.
         """
-        return settle(self._ran(taken_back), self._tried())
+        return settle(self._ran(taken_back, effects or {}), self._tried())
 
-    def _ran(self, taken_back: Collection[str]) -> Iterator[SwapUsage]:
+    def _ran(
+        self, taken_back: Collection[str], effects: Mapping[str, EffectInterval]
+    ) -> Iterator[SwapUsage]:
         for stored in self._store.list(RAN, phase="current"):
             body = stored.body
             yield SwapUsage(
@@ -108,6 +120,8 @@ class Savings:
                 gpu_ns=float(body["gpu_ns"]),
                 speedup=Interval.model_validate(body["speedup"]),
                 taken_back=body["proposal"] in taken_back,
+                server_ns=float(body.get("server_ns", 0)),
+                effect=effects.get(str(body["proposal"])),
             )
 
     def _tried(self) -> Iterator[ExperimentUsage]:

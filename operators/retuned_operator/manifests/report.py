@@ -32,11 +32,15 @@ class ReportedHours(Record):
     """GPU-hours with their bounds."""
 
     lower: _Finite
-    """By the lower bound of each speedup."""
+    """By the lower bound of each gain."""
     point: _Finite
     """By the estimates."""
     upper: _Finite
     """By the upper bounds."""
+
+    def hours(self) -> Hours:
+        """Return them as the accounts have them."""
+        return Hours(lower=self.lower, point=self.point, upper=self.upper)
 
 
 class Reported(Record):
@@ -53,9 +57,13 @@ class Reported(Record):
     experiments: _Count
     """How many that was."""
     saved_gpu_hours: ReportedHours
-    """What swaps saved."""
+    """What swaps saved, by live proofs."""
+    claimed_gpu_hours: ReportedHours = ReportedHours(lower=0.0, point=0.0, upper=0.0)
+    """What experiments promise of other swaps."""
     swaps: _Count
     """How many ran."""
+    proven: _Count = 0
+    """Of those, how many were measured by a live proof."""
     taken_back: _Count
     """Of those, how many were taken back."""
 
@@ -122,29 +130,35 @@ def _is_of(target: str, namespace: str) -> bool:
     return target.partition("/")[0] == namespace
 
 
+def _hours(hours: Hours) -> ReportedHours:
+    return ReportedHours(lower=hours.lower, point=hours.point, upper=hours.upper)
+
+
 def _reported(account: Account) -> Reported:
-    hours = account.saved_h
     return Reported(
         month=account.month,
         target=account.target,
         kernel=account.definition,
         spent_gpu_hours=account.spent_h,
         experiments=account.experiments,
-        saved_gpu_hours=ReportedHours(lower=hours.lower, point=hours.point, upper=hours.upper),
+        saved_gpu_hours=_hours(account.saved_h),
+        claimed_gpu_hours=_hours(account.claimed_h),
         swaps=account.swaps,
+        proven=account.proven,
         taken_back=account.taken_back,
     )
 
 
 def _account(row: Reported) -> Account:
-    hours = row.saved_gpu_hours
     return Account(
         target=row.target,
         definition=row.kernel,
         month=row.month,
         spent_h=row.spent_gpu_hours,
         experiments=row.experiments,
-        saved_h=Hours(lower=hours.lower, point=hours.point, upper=hours.upper),
+        saved_h=row.saved_gpu_hours.hours(),
+        claimed_h=row.claimed_gpu_hours.hours(),
         swaps=row.swaps,
+        proven=row.proven,
         taken_back=row.taken_back,
     )

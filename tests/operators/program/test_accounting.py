@@ -118,7 +118,7 @@ def world(tmp_path: Path) -> Any:
 
 
 def saved(world: World) -> Sequence[object]:
-    return [(a.month, a.target, a.saved_h.point) for a in world.sums.accounts()]
+    return [(a.month, a.target, a.claimed_h.point) for a in world.sums.accounts()]
 
 
 def test_an_hour_of_a_swapped_kernel_saves_what_its_speedup_says(world: World) -> None:
@@ -187,7 +187,7 @@ def test_what_went_back_saved_nothing_even_once_its_proposal_is_gone(world: Worl
     world.fake.api().delete(PROPOSALS, name, namespace="serving")
     world.sums.keep_up()
     (account,) = world.sums.accounts()
-    assert (account.taken_back, account.saved_h.upper) == (1, 0.0)
+    assert (account.taken_back, account.claimed_h.upper) == (1, 0.0)
 
 
 def test_an_ended_experiment_is_kept_once(world: World) -> None:

@@ -116,3 +116,13 @@ class Run:
                 return self.state
             self.pair(make)
         raise AssertionError("the proof did not end")
+
+
+def proven(ratio: float, *, busy: float | None = None) -> ProofState:
+    """Return a whole proof of a swap that changes the time of a step by a ratio."""
+
+    def make(label: Arm, arm: Arm, seed: int) -> MeasuredBlock:
+        changed = ratio if arm is Arm.ON else 1.0
+        return block(arm, seed=seed, ratio=changed, busy=None if busy is None else busy * changed)
+
+    return Run().until_done(make)

@@ -115,7 +115,7 @@ def test_a_small_kernel_is_not_the_hosts_fault() -> None:
     assert not found.host_bound
 
 
-@pytest.mark.parametrize(("share", "speedup"), [(1.0, 2.0), (-0.1, 2.0), (0.5, 0.0)])
+@pytest.mark.parametrize(("share", "speedup"), [(1.1, 2.0), (-0.1, 2.0), (0.5, 0.0)])
 def test_impossible_shares_and_speedups_are_refused(share: float, speedup: float) -> None:
     with pytest.raises(ValueError, match="share"):
         predict(share, speedup, gpu_bound=1.0, min_effect=0.005)

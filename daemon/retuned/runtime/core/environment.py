@@ -114,3 +114,15 @@ def _driver() -> str:
         if found:
             return found[1]
     return ""
+
+
+_ENGINES = ("vllm", "sglang")
+
+
+def engine() -> str:
+    """Return name and version of the inference engine that is loaded; empty if none is known."""
+    for name in _ENGINES:
+        version = getattr(sys.modules.get(name), "__version__", None)
+        if isinstance(version, str):
+            return f"{name} {version}"[:100]
+    return ""

@@ -15,7 +15,7 @@ from retuned.runtime.artifacts.compile_budget import CompileBudget
 from retuned.runtime.artifacts.delivery import ArtifactCache
 from retuned.runtime.artifacts.trust import Trust
 from retuned.runtime.captured.reservoir import Reservoir, chunk, listing, parse_rule
-from retuned.runtime.core.environment import environment
+from retuned.runtime.core.environment import engine, environment
 from retuned.runtime.core.epochs import rank_of_environment
 from retuned.runtime.core.maintenance import Maintenance
 from retuned.runtime.core.order_executor import OrderExecutor
@@ -273,7 +273,11 @@ class RuntimeHost:
         return next((each.id for each in self.tunables.registry if each.table is not None), "")
 
     def _step_facts(self) -> dict[str, Any]:
-        return {"instance": self._execution.instance, "rank": str(ranks().get("rank", ""))}
+        return {
+            "instance": self._execution.instance,
+            "rank": str(ranks().get("rank", "")),
+            "engine": engine(),
+        }
 
     def _slots(self, _: Mapping[str, Any]) -> dict[str, Any]:
         slots = self._seating.slots()

@@ -1,9 +1,18 @@
 """Stage 7, proposal: whether a validated win is worth a swap, and the table that it puts in force.
 
 ``propose`` turns a verdict into a proposal or a refusal, and decides when an expired win is
-proposed again. ``tables`` makes the text of a table from a win on a tunable. Pure.
+proposed again. ``lessons`` refuses what a live proof did not confirm. ``tables`` makes the text of
+a table from a win on a tunable. Pure.
 """
 
+from retuned.stages.proposal.lessons import (
+    Lesson,
+    LessonKind,
+    ServerKey,
+    SwapClaim,
+    holds_against,
+    lesson_against,
+)
 from retuned.stages.proposal.propose import (
     AgainLimits,
     Proposal,
@@ -15,6 +24,7 @@ from retuned.stages.proposal.propose import (
     proposal_id,
     propose,
     propose_again,
+    saving_of,
 )
 from retuned.stages.proposal.tables import (
     TUNABLE,
@@ -37,14 +47,20 @@ __all__ = [
     "AgainLimits",
     "Launched",
     "LaunchedClass",
+    "Lesson",
+    "LessonKind",
     "Proposal",
     "ProposalLimits",
     "Refusal",
     "RefusalReason",
     "Risk",
+    "ServerKey",
+    "SwapClaim",
     "TableText",
     "covered_share",
+    "holds_against",
     "is_tunable",
+    "lesson_against",
     "proposal_id",
     "propose",
     "propose_again",
@@ -53,6 +69,7 @@ __all__ = [
     "rollback_text",
     "rules_in",
     "rules_of",
+    "saving_of",
     "table_of",
     "variant_of",
     "verified",

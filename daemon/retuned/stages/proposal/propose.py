@@ -104,6 +104,10 @@ class RefusalReason(StrEnum):
     FILE_UNUSABLE = "file-unusable"
     SOURCE_DIFFERS = "source-differs"
     NOT_A_TABLE = "not-a-table"
+    LIVE_LESSON = "live-lesson"
+    """A live proof has shown that such a claim does not hold in this server."""
+    HOST_BOUND = "host-bound"
+    """The host sets the pace of the server, so it cannot gain, and the policy requires a gain."""
 
 
 class Refusal(Record):
@@ -186,7 +190,7 @@ def propose(
     assert verdict.speedup is not None, "a promoting verdict carries a speedup"
     assert proof is not None, "refused above"
     covered = covered_share(verdict) * share
-    saving = covered * (1.0 - 1.0 / verdict.speedup.lower)
+    saving = saving_of(verdict, share=share)
     if saving < limits.min_saving:
         return Refusal(
             reason=RefusalReason.NOT_WORTH_IT,
@@ -256,6 +260,21 @@ def covered_share(verdict: Verdict) -> float:
     total = sum(s.weight * s.incumbent_us for s in verdict.shapes)
     inside = sum(s.weight * s.incumbent_us for s in verdict.shapes if verdict.guard.allows(s.axes))
     return inside / total if total > 0.0 else 0.0
+
+
+def saving_of(verdict: Verdict, *, share: float) -> float:
+    """Return the share of kernel time that a win saves, from the lower bound of its speedup.
+
+    Parameters
+    ----------
+    verdict
+        A promoting verdict; others save nothing.
+    share
+        Share of kernel time of the plan's shapes, 0 to 1.
+    """
+    if verdict.speedup is None:
+        return 0.0
+    return max(0.0, covered_share(verdict) * share * (1.0 - 1.0 / verdict.speedup.lower))
 
 
 def _refuse(

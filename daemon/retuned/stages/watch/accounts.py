@@ -1,27 +1,35 @@
 """Accounts of tuning: GPU-hours spent against GPU-hours saved, by month.
 
-Spent is the time in which candidates occupied the lab's device. Saved follows from the profiles: if
-a swapped kernel took T on the device, its predecessor would have taken T times the speedup, so T
-times (speedup - 1) was saved. The bounds are those of the verdict, each at its own confidence. Sums
-of bounds are wider than the bound of a sum, which errs to the safe side. A swap that was rolled
-back saved nothing. Hours without a profile count as nothing.
+Spent is the time in which candidates occupied the lab's device. Saved is what live proofs have
+shown: if the kernels of a server took T and a step takes exp(effect) of its former time, T times
+(exp(-effect) - 1) was saved. Swaps without such an effect are claims of experiments, counted apart:
+if a swapped kernel took T on the device, its predecessor would have taken T times the speedup, so T
+times (speedup - 1) is claimed. The bounds
+are those of the proof or of the verdict, each at its own confidence. Sums of bounds are wider than
+the bound of a sum, which errs to the safe side. A swap that was rolled back saved nothing. Hours
+without a profile count as nothing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from retuned.stages.verdict import Interval
+from retuned.stages.watch.proof import EffectInterval
 
 NS_PER_HOUR = 3.6e12
 S_PER_HOUR = 3600.0
 
 METHOD = (
-    "Spent is the device time of every candidate that was tried. Saved is, for each month, the "
-    "device time that profiles saw of the swapped shapes while a swap was in force, times "
-    "(speedup - 1); lower and upper use the bounds of the verdict that the swap rests on, and the "
-    "bounds of several swaps are added up. Swaps that were rolled back count as nothing saved. "
+    "Spent is the device time of every candidate that was tried. Saved counts swaps whose effect "
+    "on the time of a step was measured by a live proof: for each month, the device time of all "
+    "kernels that profiles saw while the swap was in force, times (1 / change of step time - 1); "
+    "lower and upper use the interval of the proof. Claimed is what experiments promise of the "
+    "other swaps, which no server has confirmed: the device time of the swapped shapes times "
+    "(speedup - 1), with the bounds of the verdict. Net is saved less spent. The bounds of several "
+    "swaps are added up. Swaps that were rolled back count as nothing saved. "
     "Hours without a profile count as nothing saved, and so does everything outside the guard; of "
     "windows that were only sampled the sampled part counts, and of swaps that began with a part "
     "of the launches only the time after that. In a cluster a pod counts with every GPU that it "
@@ -47,6 +55,10 @@ class SwapUsage:
     """Of the verdict, weighted by production."""
     taken_back: bool = False
     """Whether it was rolled back."""
+    server_ns: float = 0.0
+    """Device time of all kernels in the same profiles, nanoseconds."""
+    effect: EffectInterval | None = None
+    """What a live proof measured; None if there is only the experiment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +80,7 @@ class Hours:
     """A number of GPU-hours with its bounds."""
 
     lower: float = 0.0
-    """By the lower bound of each speedup."""
+    """By the lower bound of each gain."""
     point: float = 0.0
     """By the estimates."""
     upper: float = 0.0
@@ -100,8 +112,12 @@ class Account:
     """GPU-hours that experiments took."""
     experiments: int = 0
     saved_h: Hours = field(default_factory=Hours)
-    """GPU-hours that swaps saved."""
+    """GPU-hours that swaps saved, by live proofs."""
+    claimed_h: Hours = field(default_factory=Hours)
+    """GPU-hours that experiments promise of other swaps."""
     swaps: int = 0
+    proven: int = 0
+    """Swaps whose effect was measured by a live proof."""
     taken_back: int = 0
     """Swaps that were rolled back and count as nothing saved."""
 
@@ -136,7 +152,27 @@ def of_all_gpus(gpu_ns: int, *, gpus: int, traced: int) -> int:
 
 
 def saved(ran: SwapUsage) -> Hours:
-    """Return what one swap saved in one month.
+    """Return what one swap saved in one month by its live proof; nothing without one.
+
+    An open end of the interval counts as no gain below, and as the effect above.
+    """
+    live = ran.effect
+    if ran.taken_back or live is None:
+        return Hours()
+    hours = max(ran.server_ns, 0.0) / NS_PER_HOUR
+    gains = [
+        math.expm1(-each)
+        for each in (
+            live.high if live.high is not None else max(live.effect, 0.0),
+            live.effect,
+            live.low if live.low is not None else live.effect,
+        )
+    ]
+    return Hours(lower=hours * gains[0], point=hours * gains[1], upper=hours * gains[2])
+
+
+def claimed(ran: SwapUsage) -> Hours:
+    """Return what one swap without a live effect saves in one month if its experiment is right.
 
     Examples
     --------
@@ -149,10 +185,10 @@ def saved(ran: SwapUsage) -> Hours:
     ...     gpu_ns=3.6e12,
     ...     speedup=speedup,
     ... )
-    >>> saved(hour)
+    >>> claimed(hour)
     Hours(lower=0.5, point=1.0, upper=1.5)
     """
-    if ran.taken_back:
+    if ran.taken_back or ran.effect is not None:
         return Hours()
     hours = max(ran.gpu_ns, 0.0) / NS_PER_HOUR
     speedup = ran.speedup
@@ -197,7 +233,9 @@ def _account(
         spent_h=sum(each.device_s for each in tries) / S_PER_HOUR,
         experiments=len({each.experiment for each in tries}),
         saved_h=sum((saved(each) for each in runs), Hours()),
+        claimed_h=sum((claimed(each) for each in runs), Hours()),
         swaps=len(swaps),
+        proven=len({each.proposal for each in runs if each.effect is not None} - back),
         taken_back=len(back),
     )
 
@@ -212,6 +250,8 @@ def total(accounts: Iterable[Account]) -> Account:
         spent_h=sum(each.spent_h for each in every),
         experiments=sum(each.experiments for each in every),
         saved_h=sum((each.saved_h for each in every), Hours()),
+        claimed_h=sum((each.claimed_h for each in every), Hours()),
+        proven=sum(each.proven for each in every),
         swaps=sum(each.swaps for each in every),
         taken_back=sum(each.taken_back for each in every),
     )

@@ -13,10 +13,20 @@ records steps and stores the state.
 A control plane that hears of a verdict computes it again from the pairs: `replay`.
 
 `normaliser` fits what a step should take, `design` computes the difference of a pair, `evidence`
-the E-values, `account` where the time of a step went.
+the E-values, `account` where the time of a step went, `calibration` claims against results.
 """
 
-from retuned.stages.watch.proof.account import Pace, Prediction, predict, settle_account
+from retuned.stages.watch.proof.account import (
+    Forecast,
+    ForecastReason,
+    Pace,
+    Prediction,
+    forecast,
+    predict,
+    settle_account,
+)
+from retuned.stages.watch.proof.calibration import Calibration, EffectInterval, calibrate
+from retuned.stages.watch.proof.course import CoursePoint, course
 from retuned.stages.watch.proof.decide import begin, begin_again, next_pair, replay, step
 from retuned.stages.watch.proof.design import Coin, MeasuredBlock, block_is_over, block_length_s
 from retuned.stages.watch.proof.records import (
@@ -71,10 +81,15 @@ __all__ = [
     "DAY_S",
     "Arm",
     "ArmSums",
+    "Calibration",
     "Coin",
     "Consequence",
+    "CoursePoint",
+    "EffectInterval",
     "Event",
     "EvidenceLogs",
+    "Forecast",
+    "ForecastReason",
     "Interrupted",
     "KernelsMeasured",
     "MeasuredBlock",
@@ -106,9 +121,12 @@ __all__ = [
     "begin_again",
     "block_is_over",
     "block_length_s",
+    "calibrate",
     "columns_of",
     "consequence",
+    "course",
     "effect_so_far",
+    "forecast",
     "is_over",
     "keeps",
     "next_pair",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from enum import StrEnum
 
 from pydantic import Field
 
@@ -12,6 +13,8 @@ from retuned.stages.watch.proof.records import ArmSums, PairResult, StepAccount,
 
 GPU_BOUND_GAP = 0.05
 """A step with less of its period outside of GPU work is set by the GPU."""
+LEAST_STEPS = 100
+"""Fewer steps predict nothing."""
 _TAKEN_UP = 0.5
 
 
@@ -29,26 +32,112 @@ class Prediction(Record):
 
 
 class Pace(Record):
-    """How many steps the GPU paces, from steps with the original."""
+    """How many steps the GPU paces."""
 
     steps: int = Field(default=0, ge=0)
     """Steps with known GPU time."""
     gpu_bound: int = Field(default=0, ge=0)
     """Of those, steps with a gap of less than 5 % of their period."""
+    in_graphs: int = Field(default=0, ge=0)
+    """Of those, steps that ran in a captured graph."""
+    busy_s: float = Field(default=0.0, ge=0.0)
+    """GPU time of those, seconds."""
+    period_s: float = Field(default=0.0, ge=0.0)
+    """Time of those, seconds."""
+    seen: int = Field(default=0, ge=0)
+    """All steps, those without known GPU time included."""
 
     @property
     def share(self) -> float | None:
         """Share of steps that the GPU paces; None if GPU time was not measured."""
         return self.gpu_bound / self.steps if self.steps else None
 
+    @property
+    def busy_ratio(self) -> float | None:
+        """Share of a step in which the GPU works; None if GPU time was not measured."""
+        return min(self.busy_s / self.period_s, 1.0) if self.period_s else None
+
     def after(self, steps: StepColumns) -> Pace:
         """Return the counts with these steps."""
         measured = (steps.busy_s == steps.busy_s) & (steps.period_s == steps.period_s)
         gap = steps.period_s - steps.busy_s
         bound = measured & (gap < GPU_BOUND_GAP * steps.period_s)
-        return Pace(
-            steps=self.steps + int(measured.sum()), gpu_bound=self.gpu_bound + int(bound.sum())
+        return self.joined(
+            Pace(
+                steps=int(measured.sum()),
+                gpu_bound=int(bound.sum()),
+                in_graphs=int((measured & (steps.graph > 0)).sum()),
+                busy_s=float(steps.busy_s[measured].sum()),
+                period_s=float(steps.period_s[measured].sum()),
+                seen=len(steps),
+            )
         )
+
+    def joined(self, other: Pace) -> Pace:
+        """Return the counts of both."""
+        return Pace(
+            steps=self.steps + other.steps,
+            gpu_bound=self.gpu_bound + other.gpu_bound,
+            in_graphs=self.in_graphs + other.in_graphs,
+            busy_s=self.busy_s + other.busy_s,
+            period_s=self.period_s + other.period_s,
+            seen=self.seen + other.seen,
+        )
+
+
+class ForecastReason(StrEnum):
+    """Why nothing is predicted."""
+
+    STEPS_UNKNOWN = "steps-unknown"
+    GPU_TIME_UNKNOWN = "gpu-time-unknown"
+    FEW_STEPS = "few-steps"
+    SHARE_UNKNOWN = "share-unknown"
+
+
+class Forecast(Record):
+    """The prediction for a swap with what it was computed from, or why there is none."""
+
+    kernel_share: float = Field(ge=0.0, le=1.0)
+    """Share of GPU time of the swapped shapes."""
+    speedup: float = Field(gt=0.0)
+    pace: Pace = Pace()
+    prediction: Prediction | None = None
+    reason: ForecastReason | None = None
+    """Why there is none; None if there is one."""
+
+    @property
+    def host_bound(self) -> bool:
+        """Whether the server cannot gain; an unknown prediction says nothing."""
+        return self.prediction is not None and self.prediction.host_bound
+
+
+def forecast(
+    kernel_share: float, speedup: float, *, pace: Pace | None, min_effect: float
+) -> Forecast:
+    """Predict what a swap gives a step, or name why that is unknown.
+
+    Parameters
+    ----------
+    kernel_share, speedup, min_effect
+        See `predict`; a share of 0 is unknown.
+    pace
+        Steps of the server now; None if they cannot be recorded.
+    """
+    reason = None
+    if not kernel_share:
+        reason = ForecastReason.SHARE_UNKNOWN
+    elif pace is None:
+        reason = ForecastReason.STEPS_UNKNOWN
+    elif pace.steps < LEAST_STEPS:
+        few = pace.steps or not pace.seen
+        reason = ForecastReason.FEW_STEPS if few else ForecastReason.GPU_TIME_UNKNOWN
+    pace = pace or Pace()
+    known = None
+    if reason is None and pace.share is not None:
+        known = predict(kernel_share, speedup, gpu_bound=pace.share, min_effect=min_effect)
+    return Forecast(
+        kernel_share=kernel_share, speedup=speedup, pace=pace, prediction=known, reason=reason
+    )
 
 
 def predict(
@@ -59,7 +148,7 @@ def predict(
     Parameters
     ----------
     kernel_share
-        Share of the step's time that the kernel takes, 0 to 1.
+        Share of the GPU time of a step that the kernel takes, 0 to 1.
     speedup
         Time of the incumbent over the time of the variant.
     gpu_bound
@@ -75,11 +164,11 @@ def predict(
     Raises
     ------
     ValueError
-        If the share is not below 1 or the speedup not positive.
+        If the share is not within 0 and 1 or the speedup not positive.
     """
-    if not 0.0 <= kernel_share < 1.0 or speedup <= 0.0:
+    if not 0.0 <= kernel_share <= 1.0 or speedup <= 0.0:
         raise ValueError(
-            f"the share must be at least 0 and below 1 and the speedup positive, got "
+            f"the share must be within 0 and 1 and the speedup positive, got "
             f"{kernel_share} and {speedup}"
         )
     if_paced = kernel_share * (1.0 - 1.0 / speedup)

@@ -23,7 +23,7 @@ from retuned.stages.watch.proof.records import (
 from retuned.stages.watch.proof.state import ProofState
 
 _LEAST_LONG_FOR_SCALE = 4
-_LEAST_LONG_FOR_SIZE = 4
+LEAST_LONG_FOR_SIZE = 4
 _LEAST_FOR_VISIBLE = 4
 
 
@@ -114,7 +114,7 @@ def report_of(
     state: ProofState, verdict: Verdict, reason: ProofReason, *, at_s: float
 ) -> ProofReport:
     short, long = state.of(PairKind.SHORT), state.of(PairKind.LONG)
-    sized = long if len(long) >= _LEAST_LONG_FOR_SIZE else short
+    sized = long if len(long) >= LEAST_LONG_FOR_SIZE else short
     effect = low = high = visible = None
     shown = sized or state.of(PairKind.SHAM)  # sham pairs have the same noise
     if len(shown) >= _LEAST_FOR_VISIBLE:

@@ -1,0 +1,96 @@
+"""A policy in words: its fields with value and meaning, and the effects of a live proof. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from retuned.stages.gate.limits import LiveProof, LiveProofMode, Unproven
+from retuned.stages.gate.policy import KernelTuningPolicy
+from retuned.stages.gate.values import PolicyModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyField:
+    """One field of a policy."""
+
+    path: str
+    """As in YAML, such as ``spec.liveProof.mode``."""
+    value: str
+    given: bool
+    """Whether the file has it; else the value is the default."""
+    meaning: str
+    """First sentence of its documentation."""
+
+
+def explain_policy(policy: KernelTuningPolicy) -> tuple[PolicyField, ...]:
+    """Return every field below ``spec`` in the order of the schema."""
+    return tuple(_fields(policy.spec, "spec"))
+
+
+def _fields(model: PolicyModel, path: str) -> Iterator[PolicyField]:
+    body = model.model_dump(mode="json", by_alias=True)
+    for name, field in type(model).model_fields.items():
+        key = field.serialization_alias or field.alias or name
+        value, place = getattr(model, name), f"{path}.{key}"
+        if isinstance(value, PolicyModel):
+            yield from _fields(value, place)
+        elif isinstance(value, tuple) and value and isinstance(value[0], PolicyModel):
+            for number, part in enumerate(value):
+                yield from _fields(part, f"{place}[{number}]")
+        else:
+            yield PolicyField(
+                path=place,
+                value=_shown(body[key]),
+                given=name in model.model_fields_set,
+                meaning=(field.description or "").split("\n\n")[0].replace("\n", " "),
+            )
+
+
+def _shown(value: Any) -> str:  # noqa: ANN401 - JSON
+    if isinstance(value, Enum):
+        return str(value.value)
+    if value is None or value in ([], {}):
+        return "none"
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={_shown(part)}" for key, part in value.items())
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def live_proof_words(rule: LiveProof) -> tuple[str, ...]:
+    """Return what a live proof under this rule leads to, a sentence for each verdict.
+
+    Examples
+    --------
+    >>> live_proof_words(LiveProof(mode=LiveProofMode.OFF))
+    ('No swap is measured on live traffic.',)
+    """
+    if rule.mode is LiveProofMode.OFF:
+        return ("No swap is measured on live traffic.",)
+    minutes = rule.max_duration.total_seconds() / 60.0
+    measured = (
+        f"Each swap is switched off and on in random order for at most {minutes:g} minutes; "
+        f"differences of step time under {rule.min_effect:.2%} do not count."
+    )
+    if rule.mode is LiveProofMode.OBSERVE:
+        return (measured, "The verdict is reported, and the swap is kept whatever it is.")
+    confirmed = f", once {rule.long_blocks} pairs of 10 s confirm it" if rule.long_blocks else ""
+    no_effect = "rolls back"
+    if rule.on_no_effect is Unproven.KEEP:
+        no_effect = "is kept if GPU time is proven to be less, else it rolls back"
+    little = "is kept" if rule.on_too_little_traffic is Unproven.KEEP else "rolls back"
+    return (
+        measured,
+        "Where steps cannot be timed nothing is swapped (live-proof-unavailable), nor where the "
+        "host sets the pace (host-bound).",
+        f"helps: the swap is kept{confirmed}.",
+        f"harms: it rolls back and is quarantined; six pairs in a row over {rule.max_harm:.1%} "
+        "end the proof immediately.",
+        f"no-measurable-effect: it {no_effect}.",
+        f"too-little-traffic: it {little}.",
+        "not-concluded: it rolls back without blame.",
+    )
