@@ -65,7 +65,7 @@ ABSENT = {
     "retuned_clock_skew_seconds": "a sidecar",
     "retuned_orders_total": "a sidecar",
     "retuned_end_to_end_total": "hours",
-    "retuned_live_proof_verdicts_total": "a server whose steps are known",
+    "retuned_live_proof_verdicts_total": "a verdict, which takes minutes",
     "retuned_canary_steps_total": "a canary",
     "retuned_freeze_since_timestamp_seconds": "a freeze",
     "retuned_proposals_refused_total": "a win that is not worth it",

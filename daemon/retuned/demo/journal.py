@@ -11,7 +11,7 @@ from typing import Any
 from retuned.api.proposal import ProposalPhase
 from retuned.ports import Event, Store
 from retuned.report.live_proof import sentence_of
-from retuned.stages.watch.proof import ProofReport, ProofState
+from retuned.stages.watch.proof import ProofReport, ProofState, Verdict
 
 _LIVE_PROOF = "live-proof"
 _REFUSED = "refused"
@@ -42,6 +42,14 @@ class Journal:
     def promoted(self) -> list[Mapping[str, Any]]:
         """Return the bodies of proposals whose swap is kept."""
         return self._those(lambda phase: phase is ProposalPhase.PROMOTED)
+
+    def withdrawn(self) -> bool:
+        """Whether a swap was rolled back after its live proof had found harm."""
+        return any(
+            swap["rolled_back"] and swap["live_proof"]["report"]["verdict"] == Verdict.HARMS
+            for swap in self.swaps()
+            if swap["live_proof"] is not None
+        )
 
     def progress(self) -> object:
         """Return a value that changes with each phase of a proposal and each pair of a proof."""

@@ -174,12 +174,12 @@ class Story:
             time.sleep(_POLL_S)
 
     def _settled(self, *, rested: bool) -> bool:
-        """Whether the lab rests and each swap is kept or gone, one at least as the plot wants."""
-        if not rested or self._journal.open():
+        """Whether each swap is kept or gone, and what the plot waits for is there."""
+        if self._journal.open():
             return False
         if self._options.plot is Plot.HARMFUL:
-            return bool(self._journal.verdicts())
-        return bool(self._journal.promoted())
+            return self._journal.withdrawn()
+        return rested and bool(self._journal.promoted())
 
     def _ask(self, proposal: Mapping[str, Any]) -> None:
         speedup = proposal["speedup"]
