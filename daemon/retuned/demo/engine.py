@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic
 
+from retuned import runtime
 from retuned.demo.batches import (
     C,
     Chunk,
@@ -29,7 +30,6 @@ from retuned.demo.batches import (
     plan_step,
 )
 from retuned.errors import TemporaryError
-from retuned.runtime import step
 
 log = logging.getLogger(__name__)
 
@@ -195,12 +195,12 @@ class Engine(Generic[C]):
                 sequence.cache.clear()
                 self._running[sequence.id] = sequence
 
-    def _marked(self, batch: Sequence[_Sequence[C]], shares: Sequence[Share]) -> step:
+    def _marked(self, batch: Sequence[_Sequence[C]], shares: Sequence[Share]) -> runtime.step:
         """Return the mark of this step, so that a live proof compares it with steps like it."""
         after_idle, self._idle = self._idle, False
         tokens = [share.tokens for share in shares]
         decode = tokens.count(1)
-        return step(
+        return runtime.step(
             prefill=sum(tokens) - decode,
             decode=decode,
             context=sum(sequence.computed for sequence in batch),

@@ -35,6 +35,10 @@ class Journal:
         """Return all events of a kind, oldest first."""
         return [event for event in self._store.events() if event.what == what]
 
+    def undecided(self) -> list[Mapping[str, Any]]:
+        """Return the bodies of proposals that wait for people, a policy or the server."""
+        return self._those(lambda phase: phase.is_before_swap or phase is ProposalPhase.CANARY)
+
     def open(self) -> list[Mapping[str, Any]]:
         """Return the bodies of proposals that wait for people or the server, or go back."""
         return self._those(lambda phase: not phase.is_terminal)

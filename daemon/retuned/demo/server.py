@@ -110,7 +110,10 @@ def serve(options: argparse.Namespace, cleanup: ExitStack, *, started_s: float) 
     if options.device == "cuda" and not torch.cuda.is_available():
         raise MissingDependency("no GPU that PyTorch can use; --device cpu needs none")
     shape = SHAPES[options.model]
-    operators, inject_fault = _operators(options, shape)
+    operators, inject_fault, timed = _operators(options, shape)
+    windows = [] if options.trace_dir is None else [windows_of(options)]
+    for each in windows:
+        each.disturbs = timed
     model = DecoderModel(
         shape,
         operators,
@@ -124,7 +127,7 @@ def serve(options: argparse.Namespace, cleanup: ExitStack, *, started_s: float) 
         shape=shape,
         cleanup=cleanup,
         started_s=started_s,
-        hooks=[] if options.trace_dir is None else [windows_of(options)],
+        hooks=windows,
         inject_fault=inject_fault,
     )
 
@@ -198,11 +201,12 @@ def serve_model(
 
 def _operators(
     options: argparse.Namespace, shape: ModelShape
-) -> tuple[Operators, Callable[[str], None] | None]:
+) -> tuple[Operators, Callable[[str], None] | None, Callable[[], bool]]:
+    """Return the operators, what breaks a slot, and whether a live proof times steps now."""
     from retuned.demo.operators import plain_operators
 
     if options.kernels == "plain":
-        return plain_operators(), None
+        return plain_operators(), None, lambda: False
     from retuned.demo.fault import FaultInjector
     from retuned.demo.kernels import slotted_operators
     from retuned.runtime import attach
@@ -214,7 +218,11 @@ def _operators(
     faults = FaultInjector(slotted.slots)
     if options.swapped_cost > 1.0:
         faults.make_dearer(options.swapped_cost)
-    return slotted.operators, faults.inject if options.allow_fault else None
+    return (
+        slotted.operators,
+        faults.inject if options.allow_fault else None,
+        lambda: runtime.steps.log.recording,
+    )
 
 
 def windows_of(options: argparse.Namespace) -> ProfilerWindows:
