@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from datetime import UTC, datetime
 
 import pytest
 
 from retuned.api.proposal import ProposalPhase
 from retuned.contract import Guard
 from retuned.demo.journal import Journal
+from retuned.ports import Event
 from retuned.stages.swap import SwapKind, SwapOrder
 from retuned.stages.watch.proof import (
     ProofReason,
@@ -134,6 +136,22 @@ def test_a_swap_has_its_claim_its_verdict_and_whether_it_was_rolled_back() -> No
     assert swap["live_proof"]["speedup"]["upper"] < 1.0 < swap["speedup"]["lower"]
     assert journal.verdicts() == [("p", swap["live_proof"]["sentence"])]
     assert journal.withdrawn()
+
+
+def test_a_swap_whose_order_was_superseded_by_a_rollback_counts_if_the_server_ran_it() -> None:
+    store = MemoryStore()
+    proposed(store, "p", ProposalPhase.ROLLED_BACK)
+    ordered(store, SwapKind.SWAP, BAD, epoch=4, phase="superseded")
+    ordered(store, SwapKind.SWAP, OLD, epoch=5, phase="superseded")
+    ordered(store, SwapKind.ROLLBACK, None, epoch=6)
+    assert Journal(store).swaps() == []
+    detail = {"epoch": 4, "took_ns": 2_000}
+    now = datetime.now(UTC)
+    store.record(
+        Event(at=now, kind="order", id="swap-4", what="swapped", who="retuned", detail=detail)
+    )
+    (swap,) = Journal(store).swaps()
+    assert (swap["digest"], swap["swap_us"]) == (BAD, 2.0)
 
 
 @pytest.mark.parametrize(

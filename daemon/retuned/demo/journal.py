@@ -145,7 +145,12 @@ class Journal:
         took = {e.detail.get("epoch"): e.detail.get("took_ns") for e in self.events("swapped")}
         proposals = {s.id: s for s in self._store.list("proposal")}
         proofs = self._proofs()
-        done = [s.body for s in self._store.list("order") if s.phase in ("done", "undone")]
+        # an order that a rollback has superseded was carried out if the server said so
+        done = [
+            s.body
+            for s in self._store.list("order")
+            if s.phase in ("done", "undone") or s.body["epoch"] in took
+        ]
         return [
             {
                 "kernel": order["definition"],
