@@ -50,8 +50,8 @@ class Story:
         self._started_wall_s = time.time()
         self._phases: list[dict[str, Any]] = []
         self._rates: dict[str, float] = {}
-        self._kept: set[tuple[str, int]] = set()
-        """Swaps that served after their live proof: kernel and epoch."""
+        self._kept: set[tuple[str, str]] = set()
+        """What served after its live proof, or at the end: kernel and artifact."""
 
     def run(self) -> dict[str, Any]:
         """Tell it; return the object that ``retuned demo --json`` prints.
@@ -158,8 +158,8 @@ class Story:
                     told.add(proposal["id"])
                     self._ask(proposal)
             for id, sentence in self._journal.verdicts():
-                if sentence not in told:
-                    told.add(sentence)
+                if f"proof {id}" not in told:
+                    told.add(f"proof {id}")
                     self._say(f"live proof {id[7:19]}: {sentence}")
             if (now := self._journal.progress()) != progress:
                 progress, deadline = now, time.monotonic() + options.experiments_timeout_s
@@ -199,7 +199,7 @@ class Story:
         """Note what the server runs now; the server is asked, not the daemon's record."""
         for slot in self._swapper.slots():
             if slot.active is not None and not slot.bypassed and not slot.tripped:
-                self._kept.add((slot.definition, slot.epoch))
+                self._kept.add((slot.definition, slot.active))
 
     def _break_and_watch(self) -> dict[str, Any]:
         """Let the swapped kernel turn wrong; the daemon must find it and go back by itself."""
@@ -280,7 +280,7 @@ class Story:
             "experiments": self._journal.experiments(),
             "plot": str(self._options.plot),
             "swaps": [
-                {**swap, "kept": (swap["kernel"], swap["epoch"]) in self._kept}
+                {**swap, "kept": (swap["kernel"], swap["digest"]) in self._kept}
                 for swap in self._journal.swaps()
             ],
             "rollback": dict(rollback),
