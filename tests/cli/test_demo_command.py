@@ -13,14 +13,33 @@ import typer
 from typer.testing import CliRunner, Result
 
 from retuned.cli import demo
+from retuned.demo.journal import live_proof_of
+from retuned.demo.options import DemoOptions
+from retuned.demo.outcome import Plot
 from retuned.errors import UsageError
+from retuned.stages.watch.proof import ProofReason, ProofReport, Verdict
 from retuned.store.sqlite import SqliteStore
+
+
+def proven(verdict: Verdict, effect: float) -> dict[str, Any]:
+    report = ProofReport(
+        verdict=verdict,
+        reason=ProofReason.FASTER if effect < 0 else ProofReason.SLOWER,
+        effect=effect,
+        low=effect - 0.01,
+        high=effect + 0.01,
+        pairs=9,
+        seconds=20.0,
+        exposed_s=10.0,
+    )
+    return live_proof_of(report, confidence=0.99)
 
 
 def told(**changes: Any) -> dict[str, Any]:
     """What a good run tells."""
     speedup = {"lower": 1.2, "point": 1.3, "upper": 1.4, "confidence": 0.99}
     return {
+        "plot": "helpful",
         "requests": {"sent": 100, "ok": 100, "failed": 0},
         "tokens_per_s": {"after_swap": 90.0, "after_drift": 100.0},
         "drift": {"detected": True, "reasons": [], "distance": 0.5, "sentence": "drifted"},
@@ -32,6 +51,9 @@ def told(**changes: Any) -> dict[str, Any]:
                 "digest": "sha256:" + "ab" * 32,
                 "speedup": speedup,
                 "swap_us": 12.0,
+                "live_proof": proven(Verdict.HELPS, -0.12),
+                "kept": True,
+                "rolled_back": True,
             }
         ],
         "rollback": {"detected_after_s": 1.0, "reverted": True},
@@ -39,8 +61,9 @@ def told(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def slower(lower: float) -> list[dict[str, Any]]:
-    return [{**told()["swaps"][0], "speedup": {"lower": lower, "point": 1.2, "upper": 1.3}}]
+def ended(verdict: Verdict, effect: float, *, kept: bool) -> list[dict[str, Any]]:
+    proof = proven(verdict, effect)
+    return [{**told()["swaps"][0], "live_proof": proof, "kept": kept, "rolled_back": not kept}]
 
 
 @pytest.fixture
@@ -51,10 +74,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     app = typer.Typer(pretty_exceptions_enable=False)
     app.command()(demo.demo)
 
+    plots: list[Plot] = []
+
     def invoke(data: dict[str, Any] | None, *arguments: str) -> Result:
         class Story:
-            def __init__(self, *_: object) -> None:
+            def __init__(self, options: DemoOptions, _: object) -> None:
                 assert data is not None, "the story must not begin"
+                plots.append(options.plot)
 
             def run(self) -> dict[str, Any]:
                 return dict(data or {})
@@ -62,6 +88,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(demo, "Story", Story)
         return CliRunner().invoke(app, [*arguments])
 
+    invoke.plots = plots  # type: ignore[attr-defined]
     return invoke
 
 
@@ -78,7 +105,16 @@ def test_a_run_that_shows_everything_passes_whatever_the_throughput_was(run: Any
         ({"requests": {"sent": 100, "ok": 99, "failed": 1}}, "1 of 100 requests failed"),
         ({"requests": {"sent": 0, "ok": 0, "failed": 0}}, "0 of 0 requests"),
         ({"swaps": []}, "no kernel was swapped"),
-        ({"swaps": slower(1.0)}, "no swapped kernel is proven faster"),
+        (
+            {"swaps": ended(Verdict.HARMS, 0.3, kept=True)},
+            "linear_w8 stayed, and the server is slower with it",
+        ),
+        ({"swaps": ended(Verdict.HARMS, 0.3, kept=False)}, "no swap is proven to help"),
+        (
+            {"plot": "harmful", "rollback": {}, "swaps": ended(Verdict.HARMS, 0.3, kept=True)},
+            "linear_w8 stayed, and the server is slower with it",
+        ),
+        ({"plot": "harmful"}, "no harmful swap was rolled back by its live proof"),
         ({"rollback": {"reverted": False}}, "not rolled back"),
         ({"rollback": {}}, "not rolled back"),
     ],
@@ -93,6 +129,16 @@ def test_a_run_that_falls_short_exits_with_one_and_says_why(
     text = run(told(**changes))
     assert text.exit_code == 1
     assert says in text.stderr
+
+
+def test_a_harmful_swap_that_its_live_proof_took_back_passes_and_the_report_says_so(
+    run: Any,
+) -> None:
+    story = told(plot="harmful", rollback={}, swaps=ended(Verdict.HARMS, 0.3, kept=False))
+    result = run(story, "--harmful-swap")
+    assert (result.exit_code, run.plots[-1]) == (0, Plot.HARMFUL)
+    assert "1 swap that made the server slower was rolled back" in " ".join(result.stdout.split())
+    assert "harms (slower): steps take 35.0 % longer" in result.stdout
 
 
 def test_a_kept_folder_with_the_state_of_another_run_is_refused(run: Any, tmp_path: Path) -> None:

@@ -53,5 +53,18 @@ def test_a_gpu_gets_a_larger_model_and_larger_steps() -> None:
     assert (cpu.device, cpu.model, cpu.token_budget) == ("cpu", "demo", 256)
     found = server.parse([*ARGUMENTS, "--device", "cuda"])
     assert (found.device, found.model, found.token_budget) == ("cuda", "gpu", 1024)
+    assert (cpu.swapped_cost, server.parse([*ARGUMENTS, "--swapped-cost", "4"]).swapped_cost) == (
+        1,
+        4,
+    )
     chosen = server.parse([*ARGUMENTS, "--device", "cpu", "--model", "tiny"])
     assert (chosen.device, chosen.model) == ("cpu", "tiny")
+
+
+@pytest.mark.parametrize("cost", ["0.5", "nan", "1000"])
+def test_a_cost_of_swapped_launches_that_is_none_is_refused(
+    capsys: pytest.CaptureFixture[str], cost: str
+) -> None:
+    with pytest.raises(SystemExit):
+        server.parse([*ARGUMENTS, "--swapped-cost", cost])
+    assert "--swapped-cost is 1 to 100" in capsys.readouterr().err

@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.expect import raises_naming
+from tests.runtime.steps.played import taken
 
 from retuned.demo.batches import Chunk, EngineLimits, Finish, Need, Progress, StepReport, plan_step
 from retuned.demo.engine import Engine
 from retuned.errors import TemporaryError
+from retuned.runtime.core.attach import attach
 
 
 @dataclass
@@ -297,3 +299,23 @@ def test_a_plan_spends_the_budget_and_never_more(pending: list[int], budget: int
 def test_a_plan_without_budget_is_refused() -> None:
     with raises_naming(ValueError, "token_budget", "got 0"):
         plan_step([], token_budget=0)
+
+
+def test_each_step_is_marked_with_what_it_computes() -> None:
+    runtime = attach(server="test")
+    try:
+        runtime.steps.log.start()
+        engine, _ = engine_of(FakeModel(), budget=8)
+        engine.submit(range(10), max_tokens=2)
+        assert engine.step() is not None
+        engine.submit(range(3), max_tokens=1)
+        drain(engine)
+        engine.submit([1, 2], max_tokens=1)
+        drain(engine)
+        records = taken(runtime.steps.log)
+    finally:
+        runtime.close()
+    found = [(each["prefill"], each["decode"], each["context"]) for each in records]
+    assert found == [(8, 0, 0), (5, 0, 8), (0, 1, 10), (2, 0, 0)]
+    # the first step of all, and the one that came when nothing was running
+    assert [each["period_us"] is None for each in records] == [True, False, False, True]

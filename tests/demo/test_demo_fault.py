@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from tests.expect import raises_naming
 
-from retuned.demo.fault import FaultInjector, OneColumnWrong
+from retuned.demo.fault import Dearer, FaultInjector, OneColumnWrong
 from retuned.errors import UsageError
-from retuned.runtime.core.active_order import Launch, Swapped
-from retuned.runtime.core.orders import parse_order
+from retuned.runtime.core.active_order import Ineligible, Launch, Swapped
+from retuned.runtime.core.orders import Order, parse_order
 from retuned.runtime.core.slots import Slot
 from retuned.runtime.shadow.sampler import TRIP_RATIO, compare_tensors
 
@@ -44,20 +44,24 @@ def _original(x: Any) -> Any:
     return x + x
 
 
+def _order(shadow_every: int) -> Order:
+    return parse_order(
+        {
+            "id": "one",
+            "kind": "swap",
+            "definition": "twice_h4",
+            "artifact": "sha256:" + "0" * 64,
+            "guard": {"bounds": {"M": [2, 100]}},
+            "epoch": 1,
+            "shadow_every": shadow_every,
+        }
+    )
+
+
 def _slot(*, swapped: bool, shadow_every: int = 10**6) -> Slot:
     slot = Slot(DEFINITION, _original)
     if swapped:
-        order = parse_order(
-            {
-                "id": "one",
-                "kind": "swap",
-                "definition": "twice_h4",
-                "artifact": "sha256:" + "0" * 64,
-                "guard": {"bounds": {"M": [2, 100]}},
-                "epoch": 1,
-                "shadow_every": shadow_every,
-            }
-        )
+        order = _order(shadow_every)
         slot.commit(Swapped(slot, order, variant=Twice(), compare=compare_tensors))
     return slot
 
@@ -69,7 +73,8 @@ def _wrong(slot: Slot, *, rows: int, launches: int) -> list[int]:
 
 def test_one_output_in_three_is_off_in_one_column_by_twice_what_is_allowed() -> None:
     wrong = OneColumnWrong()
-    outputs = [wrong(torch.ones(4, 3)) for _ in range(9)]
+    launch = wrong(lambda inputs: inputs[0])
+    outputs = [launch((torch.ones(4, 3),)) for _ in range(9)]
     changed = [n for n, output in enumerate(outputs) if not torch.equal(output, torch.ones(4, 3))]
     assert changed == [0, 3, 6]
     assert outputs[0][:, 0].tolist() == pytest.approx([1.002] * 4)
@@ -115,3 +120,50 @@ def test_a_slot_that_runs_its_original_is_refused() -> None:
 def test_an_unknown_slot_is_refused_and_the_known_ones_are_named() -> None:
     with raises_naming(UsageError, "'z'"):
         FaultInjector({"a": _slot(swapped=True)}).inject("z")
+
+
+class Ticking:
+    """A clock that goes on by a second each time it is read; a launch may take more."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += 1.0
+        return self.now_s
+
+
+def test_a_dear_launch_returns_the_same_and_takes_a_multiple_of_its_time() -> None:
+    clock = Ticking()
+
+    def launch(inputs: tuple[Any, ...]) -> Any:
+        clock.now_s += 9.0
+        return inputs[0]
+
+    assert Dearer(4.0, clock=clock)(launch)(("x",)) == "x"
+    assert clock.now_s == pytest.approx(1.0 + 4 * 10.0, abs=1.0)
+
+
+def test_a_launch_that_the_variant_does_not_take_stays_one() -> None:
+    refused = Ineligible("odd")
+    assert Dearer(4.0)(lambda _: refused)(()) is refused
+    assert OneColumnWrong()(lambda _: refused)(()) is refused
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_each_later_order_is_dear_and_switched_off_it_is_the_original(told: bool) -> None:
+    slot, changes = _slot(swapped=False), list[str]()
+    if told:
+        slot.on_change = lambda: changes.append(slot.table.state)
+    FaultInjector({"twice_h4": slot}).make_dearer(4.0)
+    order = _order(10**6)
+    slot.commit(Swapped(slot, order, variant=Twice(), compare=compare_tensors))
+    active = slot.table.in_force
+    assert isinstance(active, Swapped)
+    assert isinstance(active.distortion, Dearer)
+    assert _wrong(slot, rows=5, launches=30) == []
+    assert active.swapped_launches == 30
+    assert slot.replace(active, state="bypassed")
+    assert _wrong(slot, rows=5, launches=30) == []
+    assert active.swapped_launches == 30
+    assert changes == (["swapped", "bypassed"] if told else [])

@@ -3,45 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import pytest
 
 from retuned.demo.processes import Cores
-from retuned.demo.throughput import gain_of, timeline_of
-
-
-def measured(*rates: float) -> list[dict[str, Any]]:
-    states = ("on", "off")
-    return [{"state": states[i % 2], "tokens_per_s": rate} for i, rate in enumerate(rates)]
-
-
-def test_each_on_is_compared_with_the_off_beside_it_so_that_drift_of_the_machine_cancels() -> None:
-    gain = gain_of(measured(150.0, 100.0, 75.0, 50.0, 300.0, 200.0))
-    assert gain is not None
-    assert gain["pairs"] == 3
-    speedup = gain["speedup"]
-    assert speedup["point"] == pytest.approx(1.5)
-    assert speedup["lower"] == pytest.approx(1.5)
-
-
-def test_a_steady_decline_of_the_machine_is_no_gain_when_the_order_turns_round() -> None:
-    states = ("on", "off", "off", "on") * 2
-    declining = [{"state": s, "tokens_per_s": 100.0 * 0.97**n} for n, s in enumerate(states)]
-    gain = gain_of(declining)
-    assert gain is not None
-    assert gain["speedup"]["point"] == pytest.approx(1.0)
-
-
-def test_noise_widens_the_interval_until_it_holds_one() -> None:
-    gain = gain_of(measured(100.0, 120.0, 120.0, 100.0, 110.0, 100.0))
-    assert gain is not None
-    assert gain["speedup"]["lower"] < 1.0 < gain["speedup"]["upper"]
-
-
-@pytest.mark.parametrize("rates", [(), (100.0, 90.0), (100.0, 0.0, 100.0, 90.0)])
-def test_without_two_good_pairs_nothing_is_claimed(rates: tuple[float, ...]) -> None:
-    assert gain_of(measured(*rates)) is None
+from retuned.demo.throughput import timeline_of
 
 
 def test_the_timeline_adds_prompt_and_output_tokens_per_second_and_names_the_phase() -> None:

@@ -18,6 +18,8 @@ from typing import Any
 import httpx
 import pytest
 
+from retuned.demo.batches import StepReport
+from retuned.demo.profiler import ProfilerWindows, WindowSettings
 from retuned.stages.watch import summarise
 from retuned.standalone.end_to_end_http import HttpEndToEnd
 
@@ -355,3 +357,18 @@ def test_with_the_catalogs_kernels_it_answers_the_same_and_can_be_observed(
     names = ("linear_w8", "rmsnorm", "silu_mul", "attention", "softmax")
     assert set(seen) == {f"retuned::{name}" for name in names}
     assert seen["retuned::linear_w8"][1:] == [[128, 64], [128]], "the last one is the head"
+
+
+def test_no_window_begins_while_a_live_proof_times_steps(tmp_path: Path) -> None:
+    timed = True
+    windows = ProfilerWindows(tmp_path, settings=WindowSettings(every_s=0.0, max_steps=1))
+    windows.disturbs = lambda: timed
+    report = StepReport(duration_s=0.01, prefill_tokens=0, output_tokens=1, running=1, waiting=0)
+    for _ in range(2):
+        windows.before_step()
+        windows.after_step(report)
+    timed = False
+    windows.before_step()
+    windows.after_step(report)
+    windows.stopped()
+    assert len(list(tmp_path.iterdir())) == 1

@@ -20,7 +20,6 @@ from retuned.report.plots import (
     dumbbell,
     intervals,
     series,
-    strip,
     thin,
 )
 from retuned.report.svg import linear, logarithmic
@@ -86,13 +85,6 @@ def test_intervals_are_well_formed_for_any_data(
     parsed(intervals(shown, noise_floor_ratio=floor, width=width, title="t", desc="d"), width=width)
 
 
-@given(samples=st.lists(st.tuples(NAMES, FINITE), max_size=10), width=WIDTHS)
-def test_strips_are_well_formed_for_any_data(
-    samples: list[tuple[str, float]], width: float
-) -> None:
-    parsed(strip(samples, unit="tokens/s", width=width, title="t", desc="d"), width=width)
-
-
 @settings(max_examples=60)
 @given(
     points=st.lists(st.tuples(FINITE, FINITE), max_size=60),
@@ -134,7 +126,6 @@ BROKEN: dict[str, Draw] = {
     "floor": lambda v: intervals(
         [Ratio(label="a", lower=1, point=1, upper=2)], noise_floor_ratio=v, title="t", desc="d"
     ),
-    "strip": lambda v: strip([("a", v)], unit="", title="t", desc="d"),
     "x": lambda v: series([(v, 0)], x_label="", y_label="", title="t", desc="d"),
     "y": lambda v: series([(0, v)], x_label="", y_label="", title="t", desc="d"),
     "mark": lambda v: series(
@@ -175,11 +166,10 @@ def test_without_data_a_box_says_so() -> None:
         bars([], title="t", desc="d"),
         dumbbell([], names=("a", "b"), title="t", desc="d"),
         intervals([], title="t", desc="d"),
-        strip([], unit="", title="t", desc="d"),
         series([], x_label="", y_label="", title="t", desc="d"),
     )
     said = [texts(parsed(picture)) for picture in empty]
-    assert said == [["no data"], ["no data"], ["no candidate was timed"], ["no data"], ["no data"]]
+    assert said == [["no data"], ["no data"], ["no candidate was timed"], ["no data"]]
 
 
 def test_a_bar_is_as_long_as_its_share() -> None:

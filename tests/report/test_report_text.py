@@ -57,7 +57,8 @@ def test_the_page_names_the_winner_why_others_lost_and_what_it_brought(
         "+61.3 %",
         "reverted 310 ms later",
         "1,204 requests were sent, none failed.",
-        "swap on over off, 4 pairs: 1.590",
+        "linear_w8a32_n1024_k1024, claimed 3.38\N{MULTIPLICATION SIGN}, kept",
+        "helps (stated): steps take 12.0 % less time; 9 pairs",
     ):
         assert said in page
 
@@ -110,34 +111,56 @@ def test_empty_data_still_gives_a_page(broken: dict[str, Any]) -> None:
     assert rendered(demo_text(broken, width=100)).strip()
 
 
-def test_an_interval_that_holds_one_shows_no_difference(samples: ModuleType) -> None:
-    data = samples.demo()
-    data["swap_gain"] = {"pairs": 1, "speedup": samples.interval(1.02)}
-    data["experiments"][0]["candidates"] = 1
-    data["swaps"] = [{**data["swaps"][0], "speedup": samples.interval(1.01)}]
-    page = rendered(demo_text(data, width=140), width=140)
-    assert "1 candidate," in page
-    assert "1 pair: no difference shown, 1.020" in page
-    assert "No difference shown: " in page
-    assert "Proven" not in page
-    assert "proven faster" not in page
-    assert "was swapped in while serving; in the whole server no difference was shown." in page
-    data["swap_gain"]["speedup"] = samples.interval(0.8)
-    page = rendered(demo_text(data, width=140), width=140)
-    assert "1 pair: slower, 0.800" in page
-    assert "the whole server is slower with that" in page
+def swapped(samples: ModuleType, **more: Any) -> dict[str, Any]:
+    return {**samples.demo()["swaps"][0], **more}
 
 
-def test_the_headline_says_what_kernels_and_what_the_whole_server_gained(
+def test_a_claim_that_holds_one_and_a_proof_without_an_effect_claim_nothing(
     samples: ModuleType,
 ) -> None:
     data = samples.demo()
-    data["swaps"] = [{**data["swaps"][0], "kernel": name} for name in ("a", "b", "c")]
-    data["swap_gain"] = {"pairs": 6, "speedup": samples.interval(1.45)}
+    proof = samples.live_proof("no-measurable-effect", 1.001)
+    data["experiments"][0]["candidates"] = 1
+    data["swaps"] = [swapped(samples, speedup=samples.interval(1.01), live_proof=proof, kept=False)]
+    page = rendered(demo_text(data, width=140), width=140)
+    assert "1 candidate," in page
+    assert "No difference shown: " in page
+    assert "Proven 3" not in page
+    assert "proven faster" not in page
+    assert "was swapped in while serving; no live proof showed a gain of the server." in page
+    assert "claimed 1.010\N{MULTIPLICATION SIGN}, rolled back" in page
+
+
+@pytest.mark.parametrize(
+    ("kept", "back", "says"),
+    [
+        (False, True, "1 swap that made the server slower was rolled back"),
+        (True, False, "1 swap that made the server slower was NOT rolled back"),
+    ],
+)
+def test_a_swap_that_harmed_the_server_is_in_the_headline(
+    samples: ModuleType, kept: bool, back: bool, says: str
+) -> None:
+    proof = samples.live_proof("harms", 0.8)
+    data = samples.demo()
+    data["swaps"] = [swapped(samples, live_proof=proof, kept=kept, rolled_back=back)]
+    assert says in story.headline(data)
+    assert "helps" not in story.headline(data)
+
+
+def test_the_headline_says_what_kernels_and_how_many_of_them_help_the_server(
+    samples: ModuleType,
+) -> None:
+    data = samples.demo()
+    data["swaps"] = [swapped(samples, kernel=name) for name in ("a", "b", "c")]
+    data["swaps"][1]["live_proof"] = None
     assert story.headline(data) == (
         "Traffic drifted, and a and 2 more kernels, each proven faster, were swapped in while "
-        "serving; the whole server is 1.450\N{MULTIPLICATION SIGN} as fast with that."
+        "serving; live proofs showed that 2 of 3 help the server."
     )
+    assert [proof.fate for proof in story.proofs(data)] == ["kept, rolled back after the fault"] * 3
+    assert story.proofs(data)[1].sentence == "no verdict"
+    assert len(story.live_ratios(data)) == 2
 
 
 def test_windows_that_were_not_judged_are_not_drawn_and_it_is_said(samples: ModuleType) -> None:

@@ -274,7 +274,7 @@ def in_force(server: Server) -> Swapped:
 
 def distort(server: Server, change: Any) -> None:
     order = in_force(server)
-    order.distortion = change
+    order.distortion = lambda launch: lambda inputs: change(launch(inputs))
     assert server.slot.replace(order, state="swapped")
 
 

@@ -370,13 +370,22 @@ def remeasured(world: KillWorld) -> int:
     return sum(measured.values()) - sum(count > 0 for count in measured.values())
 
 
+def _policy(folder: Path) -> Path:
+    """Write the demo's policy without a live proof: this server does not mark its steps."""
+    text = _POLICY.read_text(encoding="utf-8")
+    assert "liveProof: {mode: required" in text
+    policy = folder / "policy.yaml"
+    policy.write_text(text.replace("liveProof: {mode: required", "liveProof: {mode: observe"))
+    return policy
+
+
 def _write_config(folder: Path) -> Path:
     config = folder / "retuned.yaml"
     settings = {
         "state_dir": str(folder / "state"),
         "watch_dirs": [str(folder / "traces")],
         "socket_dir": str(folder / "sockets"),
-        "policy_files": [str(_POLICY)],
+        "policy_files": [str(_policy(folder))],
         "window_s": WINDOW_S,
         "settle_s": 0.1,
         "baseline_windows": BASELINE,

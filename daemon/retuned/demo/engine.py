@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic
 
+from retuned import runtime
 from retuned.demo.batches import (
     C,
     Chunk,
@@ -42,6 +43,8 @@ class _Sequence(Generic[C]):
     pending: list[int]
     remaining: int
     prompt_left: int
+    computed: int = 0
+    """Tokens in the cache."""
     cache: C | None = field(default=None)
 
 
@@ -80,6 +83,8 @@ class Engine(Generic[C]):
         self._thread: threading.Thread | None = None
         self._next_id = 1
         self._stopped = False
+        self._idle = True
+        """Whether there was nothing to run before the next step."""
 
     @property
     def alive(self) -> bool:
@@ -120,6 +125,7 @@ class Engine(Generic[C]):
         needs = [Need(id=s.id, pending=len(s.pending)) for s in self._running.values()]
         shares = plan_step(needs, token_budget=self._limits.token_budget)
         if not shares:
+            self._idle = True
             return None
         batch = [self._running[share.id] for share in shares]
         prompts = sum(
@@ -130,7 +136,8 @@ class Engine(Generic[C]):
             hook.before_step()
         started = time.perf_counter()
         try:
-            news = self._compute(batch, shares)
+            with self._marked(batch, shares):
+                news = self._compute(batch, shares)
         except STEP_ERRORS:
             log.exception("step of %d sequences failed; their requests fail", len(batch))
             news = self._fail(batch)
@@ -188,6 +195,18 @@ class Engine(Generic[C]):
                 sequence.cache.clear()
                 self._running[sequence.id] = sequence
 
+    def _marked(self, batch: Sequence[_Sequence[C]], shares: Sequence[Share]) -> runtime.step:
+        """Return the mark of this step, so that a live proof compares it with steps like it."""
+        after_idle, self._idle = self._idle, False
+        tokens = [share.tokens for share in shares]
+        decode = tokens.count(1)
+        return runtime.step(
+            prefill=sum(tokens) - decode,
+            decode=decode,
+            context=sum(sequence.computed for sequence in batch),
+            after_idle=after_idle,
+        )
+
     def _compute(self, batch: Sequence[_Sequence[C]], shares: Sequence[Share]) -> list[Progress]:
         chunks = [
             Chunk(sequence.pending[: share.tokens], _cache_of(sequence), share.completes)
@@ -198,6 +217,7 @@ class Engine(Generic[C]):
         for sequence, share in zip(batch, shares, strict=True):
             sequence.prompt_left = max(0, sequence.prompt_left - share.tokens)
             del sequence.pending[: share.tokens]
+            sequence.computed += share.tokens
             if share.completes:
                 news.append(self._sampled(sequence, next(tokens)))
         return news

@@ -1,24 +1,30 @@
-"""A kernel that turns wrong after it was swapped in: what the demo's rollback is shown on.
+"""Swapped kernels that do not keep what was proven: one turns wrong, one costs the server more.
 
-Only the active variant of one slot is touched; the incumbent and every other slot stay right. The
-error is a small one, in one column of a third of the launches: no crash, no NaN, nothing that a
-client would notice, and too little for the server's own breaker, which takes back at once what is
-badly wrong. So it is the daemon that has to find it and go back.
+Only variants are touched; the incumbent and every other slot stay as they are.
+
+The wrong one is wrong by little, in one column of a third of the launches: no crash, no NaN,
+nothing that a client would notice, and too little for the server's own breaker, which takes back at
+once what is badly wrong. So it is the daemon that has to find it and go back.
+
+The dear one returns what it should. Each launch takes a multiple of its time on the host: a kernel
+that an experiment has proven faster, in a server that it makes slower. Only the server's own steps
+show that.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 
 from retuned.demo.operators import Tensor
 from retuned.errors import UsageError
-from retuned.runtime.core.active_order import Swapped
+from retuned.runtime.core.active_order import Ineligible, Launch, Swapped
 from retuned.runtime.core.slots import Slot
 
 
 class OneColumnWrong:
-    """Changes one column of every third output.
+    """Changes one column of every third output of a launch.
 
     Parameters
     ----------
@@ -34,11 +40,46 @@ class OneColumnWrong:
         self._every = every
         self._error_ratio = error_ratio
 
-    def __call__(self, output: Tensor) -> Tensor:
-        """Return the output, wrong or not; the launch made it, so it is changed in place."""
-        if next(self._launches) % self._every == 0:
-            output[..., 0] += self._error_ratio * output.square().mean().sqrt()
-        return output
+    def __call__(self, launch: Launch) -> Launch:
+        """Return the launch, wrong at times; the launch made its output, which is changed."""
+
+        def wrong(inputs: tuple[Tensor, ...]) -> Tensor:
+            output = launch(inputs)
+            if output.__class__ is not Ineligible and next(self._launches) % self._every == 0:
+                output[..., 0] += self._error_ratio * output.square().mean().sqrt()
+            return output
+
+        return wrong
+
+
+class Dearer:
+    """Makes each launch take a multiple of its time on the host.
+
+    Parameters
+    ----------
+    times
+        Multiple, above 1.
+    clock
+        Seconds; it is asked until the time is over, as a host that works would not rest.
+    """
+
+    def __init__(self, times: float, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._times = times
+        self._clock = clock
+
+    def __call__(self, launch: Launch) -> Launch:
+        """Return the launch with its cost."""
+        clock, times = self._clock, self._times
+
+        def dear(inputs: tuple[Tensor, ...]) -> Tensor:
+            began_s = clock()
+            output = launch(inputs)
+            until_s = began_s + times * (clock() - began_s)
+            while clock() < until_s:
+                pass
+            return output
+
+        return dear
 
 
 class FaultInjector:
@@ -73,3 +114,24 @@ class FaultInjector:
         # The same order again: its routes are built anew, now with the distortion in them.
         if not slot.replace(order, state="swapped"):
             raise UsageError(f"slot '{name}' was swapped at this moment; try again")
+
+    def make_dearer(self, times: float) -> None:
+        """Let each variant of a later order cost the server a multiple of its time."""
+        for slot in self._slots.values():
+            _watch(slot, Dearer(times))
+
+
+def _watch(slot: Slot, dearer: Dearer) -> None:
+    """Distort each order of a slot when it becomes active."""
+    before = slot.on_change
+
+    def changed() -> None:
+        table = slot.table
+        order = table.in_force
+        if isinstance(order, Swapped) and order.artifact is not None and order.distortion is None:
+            order.distortion = dearer
+            slot.replace(order, state=table.state)  # which calls this again
+        elif before is not None:
+            before()
+
+    slot.on_change = changed

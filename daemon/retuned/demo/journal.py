@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -9,7 +10,10 @@ from typing import Any
 
 from retuned.api.proposal import ProposalPhase
 from retuned.ports import Event, Store
+from retuned.report.live_proof import sentence_of
+from retuned.stages.watch.proof import ProofReport, ProofState, Verdict
 
+_LIVE_PROOF = "live-proof"
 _REFUSED = "refused"
 """Phase of an order that the server did not carry out."""
 
@@ -34,6 +38,44 @@ class Journal:
     def undecided(self) -> list[Mapping[str, Any]]:
         """Return the bodies of proposals that wait for people, a policy or the server."""
         return self._those(lambda phase: phase.is_before_swap or phase is ProposalPhase.CANARY)
+
+    def open(self) -> list[Mapping[str, Any]]:
+        """Return the bodies of proposals that wait for people or the server, or go back."""
+        return self._those(lambda phase: not phase.is_terminal)
+
+    def promoted(self) -> list[Mapping[str, Any]]:
+        """Return the bodies of proposals whose swap is kept."""
+        return self._those(lambda phase: phase is ProposalPhase.PROMOTED)
+
+    def withdrawn(self) -> bool:
+        """Whether a swap was rolled back after its live proof had found harm."""
+        return any(
+            swap["rolled_back"] and swap["live_proof"]["report"]["verdict"] == Verdict.HARMS
+            for swap in self.swaps()
+            if swap["live_proof"] is not None
+        )
+
+    def progress(self) -> object:
+        """Return a value that changes with each phase of a proposal and each pair of a proof."""
+        proofs = self._store.list(_LIVE_PROOF)
+        return (
+            [(s.id, s.phase) for s in self._store.list("proposal")],
+            [(s.id, s.body["state"]["planned"]) for s in proofs],
+        )
+
+    def verdicts(self) -> list[tuple[str, str]]:
+        """Return id and sentence of each live proof with a verdict."""
+        return [(id, body["sentence"]) for id, body in self._proofs().items()]
+
+    def _proofs(self) -> dict[str, dict[str, Any]]:
+        """Return each live proof with a verdict, by proposal."""
+        found = {}
+        for stored in self._store.list(_LIVE_PROOF):
+            if stored.body.get("report") is not None:
+                state = ProofState.model_validate(stored.body["state"])
+                report = ProofReport.model_validate(stored.body["report"])
+                found[stored.id] = live_proof_of(report, confidence=state.settings.confidence)
+        return found
 
     def in_force(self) -> list[Mapping[str, Any]]:
         """Return the bodies of proposals whose swap the server has committed."""
@@ -99,17 +141,27 @@ class Journal:
         ]
 
     def swaps(self) -> list[dict[str, Any]]:
-        """Return every swap that was carried out."""
+        """Return every swap that was carried out, with its claim and its live proof."""
         took = {e.detail.get("epoch"): e.detail.get("took_ns") for e in self.events("swapped")}
-        proposals = {s.id: s.body for s in self._store.list("proposal")}
-        done = [s.body for s in self._store.list("order") if s.phase in ("done", "undone")]
+        proposals = {s.id: s for s in self._store.list("proposal")}
+        proofs = self._proofs()
+        # an order that a rollback has superseded was carried out if the server said so
+        done = [
+            s.body
+            for s in self._store.list("order")
+            if s.phase in ("done", "undone") or s.body["epoch"] in took
+        ]
         return [
             {
                 "kernel": order["definition"],
                 "guard": order["guard"],
                 "digest": order["artifact"],
-                "speedup": proposals[order["proposal"]]["speedup"],
+                "epoch": order["epoch"],
+                "proposal": order["proposal"],
+                "speedup": proposals[order["proposal"]].body["speedup"],
                 "swap_us": (took.get(order["epoch"]) or 0) / 1e3,
+                "live_proof": proofs.get(order["proposal"]),
+                "rolled_back": proposals[order["proposal"]].phase == ProposalPhase.ROLLED_BACK,
             }
             for order in done
             if order["kind"] == "swap"
@@ -149,6 +201,20 @@ class Journal:
             }
             for s in self._store.list("proposal")
         ]
+
+
+def live_proof_of(report: ProofReport, *, confidence: float) -> dict[str, Any]:
+    """Return a verdict, with its interval as a speedup of the server: above 1, steps are faster.
+
+    So it can be read beside the claim of an experiment. A bound is None where the interval is open.
+    """
+    ends = {"lower": report.high, "point": report.effect, "upper": report.low}
+    speedup = {key: None if end is None else math.exp(-end) for key, end in ends.items()}
+    return {
+        "sentence": sentence_of(report),
+        "speedup": {**speedup, "confidence": confidence},
+        "report": report.facts(),
+    }
 
 
 def _experiment(plan: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

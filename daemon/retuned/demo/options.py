@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from retuned.demo.outcome import Plot
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
@@ -27,13 +29,8 @@ class DemoOptions:
     """Length of one throughput measurement."""
     ramp_s: float = 2.0
     """Left out after traffic changed."""
-    toggles: int = 6
-    """How often the swap is switched on and off again for the comparison."""
-    toggle_s: float = 3.0
-    """Length of one measurement of the comparison: short, and the order turns round
-    each time, so that drift of the machine cancels."""
-    toggle_ramp_s: float = 0.5
-    """Left out after a toggle: several times the longest request of code traffic."""
+    plot: Plot = Plot.HELPFUL
+    """Which story is told."""
     rest_s: float = 2.0
     """The lab rests when no experiment has run for so long; the next one would begin within it."""
     baseline_timeout_s: float = 120.0
@@ -41,7 +38,7 @@ class DemoOptions:
     drift_timeout_s: float = 60.0
     """Longest wait for the drift report."""
     experiments_timeout_s: float = 200.0
-    """Longest wait for experiments to rest, counted anew from each proposal; a person who has to
-    approve is waited for without end."""
+    """Longest wait for experiments to rest, counted anew from each step of a proposal or its live
+    proof; a person who has to approve is waited for without end."""
     rollback_timeout_s: float = 60.0
     """Longest wait for the daemon to find the injected fault."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,8 @@ class ProfilerWindows:
         trace_dir.mkdir(parents=True, exist_ok=True)
         self.paused = False
         """Begins no window while True; one that is open goes on."""
+        self.disturbs: Callable[[], bool] = lambda: False
+        """Says that steps are timed now, so that no window begins: a profiled step is slower."""
         self._gpu = gpu
         self._dir = trace_dir
         self._settings = settings
@@ -75,7 +78,7 @@ class ProfilerWindows:
     def before_step(self) -> None:
         """Begin a window if it is time and the last one is written."""
         busy = self._writing is not None and not self._writing.done()
-        if self._profiler is None and not (self._broken or self.paused or busy):
+        if self._profiler is None and not (self._broken or self.paused or busy or self.disturbs()):
             now_s = time.monotonic()
             if now_s >= self._next_s:
                 self._next_s = now_s + self._settings.every_s

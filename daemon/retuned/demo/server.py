@@ -63,7 +63,15 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--window-steps", type=int, default=10)
     parser.add_argument("--keep-traces", type=int, default=64, help="older files are removed")
     parser.add_argument("--allow-fault", action="store_true", help="take POST /demo/fault")
+    parser.add_argument(
+        "--swapped-cost",
+        type=float,
+        default=1.0,
+        help="each launch of a swapped kernel takes so many times its time; 4 makes swaps harm",
+    )
     options = parser.parse_args(arguments)
+    if not 1.0 <= options.swapped_cost <= 100.0:
+        parser.error(f"--swapped-cost is 1 to 100, not {options.swapped_cost:g}")
     gpu = options.device == "cuda"
     options.model = options.model or ("gpu" if gpu else "demo")
     options.token_budget = options.token_budget or (1024 if gpu else 256)
@@ -102,7 +110,10 @@ def serve(options: argparse.Namespace, cleanup: ExitStack, *, started_s: float) 
     if options.device == "cuda" and not torch.cuda.is_available():
         raise MissingDependency("no GPU that PyTorch can use; --device cpu needs none")
     shape = SHAPES[options.model]
-    operators, inject_fault = _operators(options, shape)
+    operators, inject_fault, timed = _operators(options, shape)
+    windows = [] if options.trace_dir is None else [windows_of(options)]
+    for each in windows:
+        each.disturbs = timed
     model = DecoderModel(
         shape,
         operators,
@@ -116,7 +127,7 @@ def serve(options: argparse.Namespace, cleanup: ExitStack, *, started_s: float) 
         shape=shape,
         cleanup=cleanup,
         started_s=started_s,
-        hooks=[] if options.trace_dir is None else [windows_of(options)],
+        hooks=windows,
         inject_fault=inject_fault,
     )
 
@@ -190,11 +201,12 @@ def serve_model(
 
 def _operators(
     options: argparse.Namespace, shape: ModelShape
-) -> tuple[Operators, Callable[[str], None] | None]:
+) -> tuple[Operators, Callable[[str], None] | None, Callable[[], bool]]:
+    """Return the operators, what breaks a slot, and whether a live proof times steps now."""
     from retuned.demo.operators import plain_operators
 
     if options.kernels == "plain":
-        return plain_operators(), None
+        return plain_operators(), None, lambda: False
     from retuned.demo.fault import FaultInjector
     from retuned.demo.kernels import slotted_operators
     from retuned.runtime import attach
@@ -203,9 +215,14 @@ def _operators(
         server="demo", socket_dir=options.socket_dir, windows=options.trace_dir is None
     )
     slotted = slotted_operators(shape, runtime, cache_dir=options.cache_dir, device=options.device)
-    if not options.allow_fault:
-        return slotted.operators, None
-    return slotted.operators, FaultInjector(slotted.slots).inject
+    faults = FaultInjector(slotted.slots)
+    if options.swapped_cost > 1.0:
+        faults.make_dearer(options.swapped_cost)
+    return (
+        slotted.operators,
+        faults.inject if options.allow_fault else None,
+        lambda: runtime.steps.log.recording,
+    )
 
 
 def windows_of(options: argparse.Namespace) -> ProfilerWindows:

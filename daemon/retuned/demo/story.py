@@ -1,9 +1,10 @@
-"""The story told by ``retuned demo``: one whole turn of the loop on this machine, in nine scenes.
+"""The story told by ``retuned demo``: one whole turn of the loop on this machine, in scenes.
 
 The server, its client and the daemon are processes of their own. The daemon is the one that users
 run (``retuned run``); it sees the server's trace folder and control socket and nothing else. This
 file only plays the world around it: traffic that changes, a person who approves, a kernel that
-turns wrong.
+turns wrong, or in the other story kernels that harm the server. It measures nothing of a swap: the
+daemon's live proofs do, and their verdicts are what is told.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ import httpx
 
 from retuned.demo.journal import Journal
 from retuned.demo.options import DemoOptions
+from retuned.demo.outcome import Plot
 from retuned.demo.processes import Child, Cores, DemoFailed
-from retuned.demo.throughput import Meter, gain_of, timeline_of
+from retuned.demo.throughput import Meter, timeline_of
 from retuned.ports import Event
 from retuned.runtime_client.client import RuntimeSocket
 from retuned.stages.watch import WatchReason
 from retuned.store.sqlite import SqliteStore
 
 _POLL_S = 0.1
+_HARMFUL_COST = 4.0
+"""Time of a swapped launch over that of its kernel alone: more than any gain of an experiment."""
 T = TypeVar("T")
 
 
@@ -46,7 +50,8 @@ class Story:
         self._started_wall_s = time.time()
         self._phases: list[dict[str, Any]] = []
         self._rates: dict[str, float] = {}
-        self._toggle: list[dict[str, Any]] = []
+        self._kept: set[tuple[str, str]] = set()
+        """What served after its live proof, or at the end: kernel and artifact."""
 
     def run(self) -> dict[str, Any]:
         """Tell it; return the object that ``retuned demo --json`` prints.
@@ -61,10 +66,16 @@ class Story:
             self._learn_baseline()
             self._drift()
             self._experiment()
-            self._compare()
-            rollback = self._break_and_watch()
+            self._note_kept()
+            rollback: dict[str, Any] = {}
+            if self._kept:
+                self._enter("swapped")
+                self._rates["after_swap"] = self._measure()
+            if self._kept and self._options.plot is Plot.HELPFUL:
+                rollback = self._break_and_watch()
             self._enter("after rollback")
             self._rates["after_rollback"] = self._measure()
+            self._note_kept()
             self._client.say("stop")
             totals = self._client.answer(timeout_s=90)
             return self._tell(totals, rollback)
@@ -133,32 +144,42 @@ class Story:
         self._say(f"drift: {drift['sentence']}")
 
     def _experiment(self) -> None:
-        """Wait for experiments; approve what is proposed, or wait for who does."""
-        self._enter("experiments")
+        """Wait for experiments and live proofs; approve what is proposed, or wait for who does."""
+        self._enter("experiments and live proofs")
         options = self._options
-        deadline = time.monotonic() + options.experiments_timeout_s
-        busy_s = time.monotonic()
-        asked: set[str] = set()
+        progress: object = None
+        deadline = busy_s = time.monotonic()
+        told: set[str] = set()
         while True:
             if self._journal.busy():
                 busy_s = time.monotonic()
             for proposal in self._journal.gated():
-                if proposal["id"] not in asked:
-                    asked.add(proposal["id"])
+                if proposal["id"] not in told:
+                    told.add(proposal["id"])
                     self._ask(proposal)
-                    deadline = max(deadline, time.monotonic() + options.experiments_timeout_s)
+            for id, sentence in self._journal.verdicts():
+                if f"proof {id}" not in told:
+                    told.add(f"proof {id}")
+                    self._say(f"live proof {id[7:19]}: {sentence}")
+            if (now := self._journal.progress()) != progress:
+                progress, deadline = now, time.monotonic() + options.experiments_timeout_s
             if self._settled(rested=time.monotonic() - busy_s > options.rest_s):
                 return
             if time.monotonic() > deadline and (options.approve or not self._journal.gated()):
-                if self._journal.in_force():
+                if self._journal.swaps() and not self._journal.open():
                     return
-                raise DemoFailed(f"no kernel was swapped in time:\n{self._daemon.tail()}")
+                raise DemoFailed(f"no swap was proven in time:\n{self._daemon.tail()}")
             self._daemon.check()
             self._server.check()
             time.sleep(_POLL_S)
 
     def _settled(self, *, rested: bool) -> bool:
-        return rested and not self._journal.undecided() and bool(self._journal.in_force())
+        """Whether each swap is kept or gone, and what the plot waits for is there."""
+        if self._journal.open():
+            return False
+        if self._options.plot is Plot.HARMFUL:
+            return self._journal.withdrawn()
+        return rested and bool(self._journal.promoted())
 
     def _ask(self, proposal: Mapping[str, Any]) -> None:
         speedup = proposal["speedup"]
@@ -174,27 +195,18 @@ class Story:
             f".venv/bin/retuned approve {proposal['id'][7:19]} --config {self._options.config}"
         )
 
-    def _compare(self) -> None:
-        """Switch the swap off and on again, so that noise is seen beside the effect."""
-        self._enter("swapped")
-        slots = list(dict.fromkeys(str(swap["kernel"]) for swap in self._journal.swaps()))
-        self._say(f"swapped without a restart: {', '.join(slots)}; comparing on and off in turn")
-        for number in range(self._options.toggles):
-            # on off, off on, ...: what drifts steadily weighs on both sides alike
-            for state in ("on", "off") if number % 2 == 0 else ("off", "on"):
-                for slot in slots:
-                    self._swapper.bypass(slot, on=state == "off")
-                rate = self._meter.rate(self._options.toggle_s, ramp_s=self._options.toggle_ramp_s)
-                self._toggle.append({"state": state, "tokens_per_s": rate})
-        for slot in slots:
-            self._swapper.bypass(slot, on=False)
-        on = [t["tokens_per_s"] for t in self._toggle if t["state"] == "on"]
-        self._rates["after_swap"] = sum(on) / len(on)
+    def _note_kept(self) -> None:
+        """Note what the server runs now; the server is asked, not the daemon's record."""
+        for slot in self._swapper.slots():
+            if slot.active is not None and not slot.bypassed and not slot.tripped:
+                self._kept.add((slot.definition, slot.active))
 
     def _break_and_watch(self) -> dict[str, Any]:
         """Let the swapped kernel turn wrong; the daemon must find it and go back by itself."""
         self._enter("fault injected")
-        busiest = max(self._swapper.samples(), key=lambda sample: sample.swapped_launches)
+        kept = {kernel for kernel, _ in self._kept}
+        samples = [sample for sample in self._swapper.samples() if sample.definition in kept]
+        busiest = max(samples, key=lambda sample: sample.swapped_launches)
         slot = busiest.definition
         self._say(f"a fault is injected: {slot} turns wrong")
         before = {(e.id, e.at) for e in self._journal.events("harm-detected")}
@@ -266,13 +278,15 @@ class Story:
                 key: drift.get(key) for key in ("detected", "reasons", "distance", "sentence")
             },
             "experiments": self._journal.experiments(),
-            "swaps": self._journal.swaps(),
+            "plot": str(self._options.plot),
+            "swaps": [
+                {**swap, "kept": (swap["kernel"], swap["digest"]) in self._kept}
+                for swap in self._journal.swaps()
+            ],
             "rollback": dict(rollback),
             "duration_s": time.monotonic() - self._started_s,
             "hypotheses": self._journal.hypotheses(),
             "proposals": self._journal.decided(),
-            "toggle": self._toggle,
-            "swap_gain": gain_of(self._toggle),
             "phases": self._phases,
             "drift_windows": self._journal.drift_windows(origin_s=self._started_wall_s),
             "timeline": timeline_of(totals["timeline"], self._phases, origin_s=self._started_s),
@@ -291,4 +305,5 @@ def _server_arguments(options: DemoOptions, cores: Cores) -> list[str]:
         *("--cache-dir", str(folder / "cache"), "--cores", ",".join(map(str, cores.server))),
         *("--device", options.device),
         *("--seed", str(options.seed), "--window-steps", "25", "--window-every-s", "2"),
+        *(("--swapped-cost", f"{_HARMFUL_COST:g}") if options.plot is Plot.HARMFUL else ()),
     ]

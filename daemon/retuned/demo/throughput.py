@@ -1,4 +1,4 @@
-"""How fast the server is, as its client counts it: rates, the swap's effect, the timeline.
+"""How fast the server is, as its client counts it: rates and the timeline.
 
 Throughput over any interval, from work noted when it was done.
 """
@@ -8,15 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import log, sqrt
-from statistics import fmean, stdev
 from typing import Any
 
 from retuned.demo.processes import Child, DemoFailed
-from retuned.lab.statistics import Estimate
-
-_CONFIDENCE = 0.95
-"""Of each bound of the server's speedup."""
 
 
 class Meter:
@@ -47,32 +41,6 @@ class Meter:
         if "tokens_per_s" not in rate:
             raise DemoFailed(f"the client could not measure: {rate}")
         return float(rate["tokens_per_s"])
-
-
-def gain_of(toggle: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the server's speedup by the swap, each "on" paired with the "off" beside it.
-
-    Parameters
-    ----------
-    toggle
-        ``state`` and ``tokens_per_s``, two by two: one "on" and one "off" in either order.
-
-    Returns
-    -------
-    dict or None
-        None below two pairs, or where nothing was served in one of them.
-    """
-    ratios = []
-    for first, second in zip(toggle[::2], toggle[1::2], strict=True):
-        rates = {str(t["state"]): float(t["tokens_per_s"]) for t in (first, second)}
-        if min(rates.values()) <= 0.0:
-            return None
-        ratios.append(log(rates["on"] / rates["off"]))
-    if len(ratios) < 2:
-        return None
-    error = stdev(ratios) / sqrt(len(ratios))
-    found = Estimate(mean=fmean(ratios), error=error, dof=len(ratios) - 1)
-    return {"pairs": len(ratios), "speedup": found.interval(_CONFIDENCE).model_dump()}
 
 
 def timeline_of(

@@ -6,6 +6,7 @@ Stage 10 judges. The watcher needs no control plane: without one it continues, a
 from __future__ import annotations
 
 import logging
+from typing import Literal
 
 from retuned.errors import CandidateError, RetunedError, TemporaryError
 from retuned.node.order_context import OrderContext
@@ -13,11 +14,27 @@ from retuned.node.order_executor import carry_out, write_rollback
 from retuned.node.order_store import StoredOrder, about, bringer, latest
 from retuned.stages import watch as watch_stage
 from retuned.stages.swap import SwapOrder
-from retuned.stages.watch import CanaryAction, WatchAction, WatchReport, WatchSample
+from retuned.stages.watch import (
+    CanaryAction,
+    WatchAction,
+    WatchReport,
+    WatchSample,
+    WatchSettings,
+)
 
 log = logging.getLogger(__name__)
 
+_DEMO_CHECKS = 100
+"""Clean checks that keep a swap there: they bound a failure rate of 3 % with 95 % confidence."""
+_DEMO_S = 10.0
 _MOVES = (CanaryAction.ADVANCE, CanaryAction.NARROW_GUARD)
+
+
+def kept_after(preset: Literal["production", "demo"]) -> WatchSettings:
+    """Return how much evidence keeps a swap; a server that is shown launches little."""
+    if preset == "demo":
+        return WatchSettings(min_checks=_DEMO_CHECKS, min_s=_DEMO_S)
+    return WatchSettings()
 
 
 def watch(ctx: OrderContext) -> list[WatchReport]:

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from retuned import text
 from retuned.report import profiles, story
-from retuned.report.plots import Pair, bars, dumbbell, intervals, series, strip
+from retuned.report.plots import Pair, bars, dumbbell, intervals, series
 from retuned.report.profiles import Json
 
 WIDE = 920
@@ -139,19 +139,20 @@ def timeline(data: Json) -> Figure:
     )
 
 
-def toggles(data: Json) -> Figure:
-    """Draw tokens per second with the swap on and off."""
-    samples = story.toggles(data)
+def live(data: Json) -> Figure | None:
+    """Draw what each live proof has shown of the server; None where none has bounds."""
+    rows = story.live_ratios(data)
+    if not rows:
+        return None
     return figure(
-        lambda width: strip(
-            samples,
-            unit="tokens/s",
-            title="Tokens per second with the swap on and off",
-            desc="; ".join(f"{name}: {text.significant(rate)}" for name, rate in samples),
+        lambda width: intervals(
+            rows,
+            title="Speed of the server with a swap over that without",
+            desc="; ".join(f"{r.label}: {text.times(r.point)} {r.note}" for r in rows),
             width=width,
         ),
-        caption="The swap turned on and off in turn under the same traffic; bars are medians, the"
-        " spread within a row is the noise.",
+        caption="Speed of the server's steps with the swap over that without it, as the live proof"
+        " measured it: below 1 the swap harms.",
     )
 
 

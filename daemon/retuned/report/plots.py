@@ -1,4 +1,4 @@
-"""Plots as SVG text: bars, dumbbells, intervals, strips; curves over time come from `series`.
+"""Plots as SVG text: bars, dumbbells, intervals; curves over time come from `series`.
 
 Every function is pure and total: any finite data gives a well-formed picture, no data gives a box
 with that note, NaN and infinity are refused. Colour is never the only distinction: shapes, fills
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from retuned.report import svg
 from retuned.report.svg import Scale, checked, linear, logarithmic
@@ -32,7 +31,6 @@ __all__ = [
     "dumbbell",
     "intervals",
     "series",
-    "strip",
 ]
 
 WIDE_PX = 560
@@ -466,40 +464,3 @@ def _pair(x: tuple[float, float], y: float, *, said: tuple[str, str]) -> str:
         + svg.label(x[0] + outer[0], y + 4.5, text=said[0], class_="muted", anchor=anchor[0])
         + svg.label(x[1] + outer[1], y + 4.5, text=said[1], anchor=anchor[1])
     )
-
-
-def strip(
-    samples: Sequence[tuple[str, float]], *, unit: str, title: str, desc: str, width: float = 920
-) -> str:
-    """One row per group, a dot per sample, a bar at the median.
-
-    Raises
-    ------
-    ValueError
-        If a value is NaN or infinite.
-    """
-    values = checked((value for _, value in samples), what="sample")
-    if not samples:
-        return svg.nothing(width, title=title)
-    names = list(dict.fromkeys(name for name, _ in samples))
-    widest = max(svg.text_width(name) for name in names)
-    left = min(widest + 16, 0.35 * width)
-    scale = linear(values, start=left + 12, end=width - 86, zero=False, target=5)
-    body, row, top = "", 34, 4
-    bottom = top + row * len(names) + 2
-    body += grid(scale, top=top, bottom=bottom, text=[scale.label(t) for t in scale.ticks])
-    for index, name in enumerate(names):
-        y = top + index * row + 18
-        class_ = "dot" if index == 0 else "dot-open"
-        body += svg.label(0, y + 4.5, text=svg.fit(name, left - 8))
-        own = [
-            (i, v) for i, ((n, _), v) in enumerate(zip(samples, values, strict=True)) if n == name
-        ]
-        middle = median(value / 2 for _, value in own) * 2
-        body += svg.line(scale(middle), y - 9, x2=scale(middle), y2=y + 9, class_="median")
-        for order, value in own:
-            tip = f"{order + 1}: {value:.4g}"
-            body += svg.group(svg.dot(scale(value), y, class_=class_), tip=tip)
-        body += svg.label(width, y + 4.5, text=f"median {significant(middle)}", anchor="end")
-    body += svg.label(scale.end, bottom + 32, text=unit, class_="tick", anchor="end")
-    return svg.document(body, width=width, height=bottom + 38, title=title, desc=desc)

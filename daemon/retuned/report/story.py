@@ -16,14 +16,12 @@ from retuned.text import (
     change,
     clean,
     count,
-    counted,
     finite,
     label,
     percent,
     plural,
     seconds,
     short,
-    significant,
     times,
 )
 
@@ -70,6 +68,72 @@ def speedup(entry: Json) -> Speedup | None:
     return Speedup(lower=low, point=point, upper=high, confidence=finite(body.get("confidence")))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveProof:
+    """What a live proof said of one swap, beside the claim of its experiment."""
+
+    kernel: str
+    """Name of the definition."""
+    claimed: Speedup | None
+    """The experiment's speedup of the kernel."""
+    verdict: str
+    """Code of the verdict; empty where there is none."""
+    sentence: str
+    """The verdict in words."""
+    server: Speedup | None
+    """Speed of the server's steps with the swap over that without; None if a bound is open."""
+    pairs: str
+    """Pairs that counted."""
+    kept: bool
+    """Whether the server ran it after the proof."""
+    rolled_back: bool
+    """Whether it was rolled back, then or later."""
+
+    @property
+    def fate(self) -> str:
+        """What followed."""
+        if self.kept:
+            return "kept, rolled back after the fault" if self.rolled_back else "kept"
+        return "rolled back" if self.rolled_back else "replaced or unfinished"
+
+
+def proofs(data: Json) -> list[LiveProof]:
+    """Return the live proof of each swap; a swap without one says so."""
+    found = []
+    for swap in records(data, "swaps"):
+        body = section(swap, "live_proof")
+        report = section(body, "report")
+        found.append(
+            LiveProof(
+                kernel=named(swap, limit=48),
+                claimed=speedup(swap),
+                verdict=clean(str(report.get("verdict") or "")),
+                sentence=label(body.get("sentence") or "no verdict"),
+                server=speedup(body),
+                pairs=count(report.get("pairs")),
+                kept=swap.get("kept") is True,
+                rolled_back=swap.get("rolled_back") is True,
+            )
+        )
+    return found
+
+
+def live_ratios(data: Json) -> list[Ratio]:
+    """Return the live proofs as rows of an interval plot."""
+    return [
+        Ratio(
+            label=proof.kernel,
+            lower=proof.server.lower,
+            point=proof.server.point,
+            upper=proof.server.upper,
+            status="promote" if proof.verdict == "helps" else "reject",
+            note=f"{proof.verdict}, {proof.fate}",
+        )
+        for proof in proofs(data)
+        if proof.server is not None
+    ]
+
+
 def headline(data: Json) -> str:
     """Return what came of it, in one sentence."""
     drifted = (
@@ -90,15 +154,27 @@ def headline(data: Json) -> str:
 
 
 def _whole_server(data: Json) -> str:
-    """Return what the swaps did to the whole server, as the end of a sentence about them."""
-    gain = speedup(section(data, "swap_gain"))
-    if gain is None:
-        return ""
-    if gain.shown == "faster":
-        return f"; the whole server is {times(gain.point)} as fast with that"
-    if gain.shown == "slower":
-        return f"; the whole server is slower with that, {times(gain.point)}"
-    return "; in the whole server no difference was shown"
+    """Return what the live proofs say of the server, as the end of a sentence about the swaps."""
+    found = proofs(data)
+    helped = [proof for proof in found if proof.verdict == "helps"]
+    harmed = [proof for proof in found if proof.verdict == "harms"]
+    said = []
+    if helped:
+        said.append(f"live proofs showed that {_of(helped, found)} the server")
+    elif found:
+        said.append("no live proof showed a gain of the server")
+    for back, word in ((True, "was rolled back"), (False, "was NOT rolled back")):
+        some = [proof for proof in harmed if proof.rolled_back is back]
+        if some:
+            many = word if len(some) == 1 else word.replace("was", "were")
+            said.append(f"{plural(len(some), 'swap')} that made the server slower {many}")
+    return "".join(f"; {each}" for each in said)
+
+
+def _of(some: Sequence[LiveProof], every: Sequence[LiveProof]) -> str:
+    if len(every) == 1:
+        return "it helps"
+    return f"{len(some)} of {len(every)} help{'s' if len(some) == 1 else ''}"
 
 
 def _gains(data: Json) -> str:
@@ -241,22 +317,6 @@ def alarms(data: Json) -> list[Mark]:
     return [Mark(name=f"{action} at {seconds(at)}", at=at) for action, at in first.items()]
 
 
-def toggles(data: Json) -> list[tuple[str, float]]:
-    """Tokens per second with the swap on and off, in the order measured."""
-    found = ((row.get("state"), finite(row.get("tokens_per_s"))) for row in records(data, "toggle"))
-    return [(f"swap {clean(str(state))}", rate) for state, rate in found if rate is not None]
-
-
-def swap_gain(data: Json) -> str:
-    """Return what the swap does to the whole server; empty where it was not compared."""
-    body = section(data, "swap_gain")
-    gain = speedup(body)
-    if gain is None:
-        return ""
-    said = "" if gain.shown == "faster" else f"{gain.shown}, "
-    return f"swap on over off, {counted(body.get('pairs'), 'pair')}: {said}{gain}"
-
-
 def machine_sentence(data: Json) -> str:
     """Return what the run was on, as far as the record says."""
     body = section(data, "machine")
@@ -269,8 +329,3 @@ def machine_sentence(data: Json) -> str:
     if body and not body.get("gpu"):
         parts.append("no GPU")
     return (", ".join(parts) or "The record does not name the machine") + "."
-
-
-def in_turn(data: Json) -> str:
-    """Return the measurements with the swap on and off, in the order they were made."""
-    return ", ".join(f"{n.removeprefix('swap ')} {significant(v)}" for n, v in toggles(data))

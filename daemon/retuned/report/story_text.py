@@ -40,7 +40,12 @@ def demo_text(data: Json, *, width: int) -> list[RenderableType]:
     width = max(width, 20)
     head = _wrapped(story.headline(data), width, style="bold") + _wrapped(story.lead(data), width)
     drift = _drift(data, width)
-    tail = [*_swaps(data, width), *_throughput(data, width), *_ending(data, width)]
+    tail = [
+        *_swaps(data, width),
+        *_proofs(data, width),
+        *_throughput(data, width),
+        *_ending(data, width),
+    ]
     experiments = records(data, "experiments")
     shown = experiments[-_EXPERIMENTS:]
     room = PAGE_LINES - sum(_height(part) for part in (*head, *drift, *tail)) - 3
@@ -228,11 +233,18 @@ def _throughput(data: Json, width: int) -> list[RenderableType]:
     rates = [value for _, value in story.timeline(data)]
     if rates:
         found.append(_line(sparkline(rates, width=width - 2), width))
-    samples = story.toggles(data)
-    if samples:
-        found.append(_line(f"in turn: {story.in_turn(data)}", width))
-        gain = story.swap_gain(data)
-        found += [_line(gain, width)] if gain else []
+    return found
+
+
+def _proofs(data: Json, width: int) -> list[RenderableType]:
+    proofs = story.proofs(data)
+    if not proofs:
+        return []
+    found: list[RenderableType] = [Text(""), _title("Proven in the server")]
+    for proof in proofs[-_SWAPS:]:
+        claim = f", claimed {words.times(proof.claimed.point)}" if proof.claimed else ""
+        found.append(_line(f"{proof.kernel}{claim}, {proof.fate}", width))
+        found.append(_line(f"  {proof.sentence}", width))
     return found
 
 

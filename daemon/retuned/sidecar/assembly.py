@@ -14,6 +14,7 @@ from retuned.errors import UsageError
 from retuned.node import metrics
 from retuned.node.context import BATCH
 from retuned.node.gpu import find_devices
+from retuned.node.watcher import kept_after
 from retuned.node.windows import WindowSettings, numbers_of
 from retuned.ports import Devices
 from retuned.runtime_client.change_orders import ChangeSwapper
@@ -31,7 +32,6 @@ from retuned.sidecar.spool import Spool
 from retuned.sidecar.store import PodStore
 from retuned.sidecar.tables import OrderedTables
 from retuned.sidecar.trace_folders import EmptiedFolders
-from retuned.stages import watch
 from retuned.stages.swap import MixedEpochs
 from retuned.telemetry import Exporter
 from retuned.telemetry.otlp import open_spans
@@ -47,8 +47,6 @@ _MAX_LAUNCHES = 20_000
 _MAX_SIGNATURES = 1_024
 """Signatures of a window that are kept one by one, for the same reason: all above a thousandth of
 the time are among them."""
-_DEMO_CHECKS = 100
-"""Clean checks that keep a swap there: they bound a failure rate of 3 % with 95 % confidence."""
 _MAX_KINDS = 1_024
 """Kinds of Triton launches that are looked at, for the same reason."""
 
@@ -130,7 +128,7 @@ def build(settings: Settings) -> tuple[Sidecar, PrometheusTelemetry]:
             mixed_epochs=MixedEpochs(settings.mixed_epochs),
             catch_up_s=settings.catch_up_s,
             kernel_bounds=settings.kernel_bounds,
-            watch=_kept_after(settings),
+            watch=kept_after(settings.detector_preset),
         ),
         spans=spans,
         release=_release(),
@@ -143,13 +141,6 @@ def _devices() -> Devices | None:
     if found is None:
         log.info("nothing here shows the pod's GPUs: clocks, power and neighbours are not told")
     return found
-
-
-def _kept_after(settings: Settings) -> watch.WatchSettings:
-    """Return how much evidence keeps a swap; a server that is shown launches little."""
-    if settings.detector_preset == "demo":
-        return watch.WatchSettings(min_checks=_DEMO_CHECKS)
-    return watch.WatchSettings()
 
 
 def _numbers(settings: Settings) -> WindowSettings:

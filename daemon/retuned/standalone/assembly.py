@@ -31,6 +31,7 @@ from retuned.lifting.sampled_outputs import with_structures
 from retuned.node import metrics
 from retuned.node.gpu import find_devices, free_device
 from retuned.node.server_cores import free_cores, server_cores, server_processes
+from retuned.node.watcher import kept_after
 from retuned.node.windows import numbers_of
 from retuned.ports import Bench, EndToEnd, Store, Swapper
 from retuned.runtime_client.captures import RuntimeCaptures
@@ -231,6 +232,7 @@ def loop_settings(settings: Settings) -> LoopSettings:
             finalists=settings.finalists,
         ),
         shadow_every=settings.shadow_every,
+        watch=kept_after(settings.detector_preset),
         min_saving=settings.min_saving_ratio,
         proposal_ttl=timedelta(seconds=settings.proposal_ttl_s),
         quarantine=timedelta(seconds=settings.quarantine_s),

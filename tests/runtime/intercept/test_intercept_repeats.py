@@ -159,7 +159,7 @@ def test_a_canary_and_what_distorts_are_asked_each_time(world: World, answers: l
     (slot,) = world.host._seating.slots()
     order: Any = slot.table.in_force
     order.ramp(1.0, excluded=[])
-    order.distortion = lambda output: output
+    order.distortion = lambda launch: launch
     for _ in range(4):
         launch()
     assert table(world).repeats == {}

@@ -112,9 +112,11 @@ def test_a_wrong_variant_is_found_and_the_launch_is_right_all_the_same(
     digest, _ = server.artifact(definition)
     server.ask("commit", order=server.order(definition, digest))
     slot = server.runtime._host._seating.seats[definition].slot
-    slot.table.in_force.distortion = lambda output: (
-        tuple(2 * o for o in output) if isinstance(output, tuple) else 2 * output
-    )
+
+    def wrong(output: Any) -> Any:
+        return tuple(2 * o for o in output) if isinstance(output, tuple) else 2 * output
+
+    slot.table.in_force.distortion = lambda run: lambda inputs: wrong(run(inputs))
     slot.replace(slot.table.in_force, state="swapped")  # routes anew, with the fault
     right(name, args(), stock)
     sample = server.sample(definition)
@@ -161,11 +163,15 @@ def test_a_variant_writes_to_the_operators_own_output(server: Any, bindings: Any
     slot = server.runtime._host._seating.seats[definition].slot
     order = slot.table.in_force
 
-    def noted(output: Any) -> Any:
-        seen.append(output.data_ptr())
-        return output
+    def noting(run: Any) -> Any:
+        def noted(inputs: Any) -> Any:
+            output = run(inputs)
+            seen.append(output.data_ptr())
+            return output
 
-    order.distortion = noted
+        return noted
+
+    order.distortion = noting
     slot.replace(order, state="swapped")
     launch(NORM, args)
     assert seen == [args[0].data_ptr()]

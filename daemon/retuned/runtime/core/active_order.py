@@ -71,7 +71,8 @@ class Swapped:
         self.stats = self.judge.stats
         self.live = CanaryShare(order.fraction, clock=clock)
         self.orphaned = False
-        self.distortion: Callable[[Any], Any] | None = None
+        self.distortion: Callable[[Launch], Launch] | None = None
+        """Changes what a launch of the variant returns or takes; only a demo sets it."""
         self.launches_before = slot.total()
         self._slot = slot
         self._variant = variant
@@ -141,7 +142,7 @@ class Swapped:
         """Return the bucket of a key if all its launches run the variant until the next flip.
 
         The caller must still check whether a shadow check is due. Return None for a canary, or if
-        the output of the variant is distorted.
+        the variant is distorted.
         """
         if self.live.table is not None or self.live.share != BLOCK or self.distortion is not None:
             return None
@@ -229,12 +230,4 @@ class Swapped:
             self.trip("launch-errors", f"{errors} launches raised, last {error!r}")
 
     def _distorted(self, launch: Launch) -> Launch:
-        change = self.distortion
-        if change is None:
-            return launch
-
-        def wrong(inputs: tuple[Tensor, ...]) -> Any:  # noqa: ANN401 - as the launch
-            output = launch(inputs)
-            return output if output.__class__ is Ineligible else change(output)
-
-        return wrong
+        return launch if self.distortion is None else self.distortion(launch)
