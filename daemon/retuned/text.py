@@ -267,17 +267,6 @@ def counted(number: object, noun: str) -> str:
     return f"{NOTHING} {noun}s" if known is None else plural(known, noun)
 
 
-def change(before: object, after: object) -> str:
-    """Relative change in per cent, signed."""
-    low, high = finite(before), finite(after)
-    if low is None or high is None or low <= 0:
-        return NOTHING
-    percent = 100 * (high / low - 1)
-    if abs(percent) >= 1000:
-        return f"{significant(high / low)}{TIMES}"
-    return f"{percent:+.1f} %".replace("-", MINUS)
-
-
 def digest(value: object) -> str:
     """First 12 hex digits of a digest."""
     text = clean(value) if isinstance(value, str) else ""

@@ -54,7 +54,6 @@ def test_the_page_names_the_winner_why_others_lost_and_what_it_brought(
         "promoted",
         "wrong-output",
         "compile-failed",
-        "+61.3 %",
         "reverted 310 ms later",
         "1,204 requests were sent, none failed.",
         "linear_w8a32_n1024_k1024, claimed 3.38\N{MULTIPLICATION SIGN}, kept",

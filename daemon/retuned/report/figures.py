@@ -129,7 +129,7 @@ def timeline(data: Json) -> Figure:
             y_label="tokens/s",
             title="Tokens per second",
             desc="; ".join(
-                f"{name}: {text.significant(rate)}" for name, rate, _ in story.throughput(data)
+                f"{name}: {text.significant(rate)}" for name, rate in story.throughput(data)
             ),
             bands=story.phases(data),
             width=width,

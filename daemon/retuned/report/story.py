@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from retuned.report.plots import Band, Mark, Ratio
 from retuned.report.profiles import Json, amount, named, records, section
 from retuned.text import (
-    change,
     clean,
     count,
     finite,
@@ -213,17 +212,14 @@ def lead(data: Json) -> str:
     return " ".join(part for part in parts if part)
 
 
-def throughput(data: Json) -> list[tuple[str, float | None, str]]:
-    """Name, tokens per second, and change against the state after the drift.
+def throughput(data: Json) -> list[tuple[str, float | None]]:
+    """Name and tokens per second.
 
-    The step before the drift is other traffic, so it is compared with nothing.
+    They are not compared: traffic and the machine differ from one to the next. The live proof
+    compares.
     """
     rates = section(data, "tokens_per_s")
-    start = rates.get("after_drift")
-    return [
-        (name, finite(rates.get(key)), change(start, rates.get(key)) if index > 1 else "")
-        for index, (key, name) in enumerate(STEPS)
-    ]
+    return [(name, finite(rates.get(key))) for key, name in STEPS]
 
 
 def made_of(finding: Json) -> str:

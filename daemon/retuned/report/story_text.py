@@ -224,11 +224,8 @@ def _swaps(data: Json, width: int) -> list[RenderableType]:
 
 def _throughput(data: Json, width: int) -> list[RenderableType]:
     steps = story.throughput(data)
-    columns = ("Tokens/s", *(f">{name}" for name, _, _ in steps))
-    rows = (
-        ("", *(words.significant(rate) for _, rate, _ in steps)),
-        ("vs after drift", *(versus for _, _, versus in steps)),
-    )
+    columns = ("Tokens/s", *(f">{name}" for name, _ in steps))
+    rows = [("served", *(words.significant(rate) for _, rate in steps))]
     found: list[RenderableType] = [Text(""), _grid(columns, rows, width=width, flexible=0)]
     rates = [value for _, value in story.timeline(data)]
     if rates:

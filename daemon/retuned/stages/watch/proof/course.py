@@ -64,10 +64,11 @@ def _point(
     short = [pair for pair in pairs if pair.kind is not PairKind.LONG]
     sized = long if len(long) >= LEAST_LONG_FOR_SIZE else short
     low, high = interval(values(sized), scales_of(sized), log_bound=log_bound)
+    faster, slower = capitals.sides(long=bool(long))
     return CoursePoint(
         pairs=count,
-        faster=capitals.faster.log_e,
-        slower=max(capitals.slower.log_e, capitals.long_slower.log_e),
+        faster=faster,
+        slower=slower,
         no_effect=min(capitals.above_margin.log_e, capitals.below_margin.log_e),
         low=low,
         high=high,

@@ -75,6 +75,18 @@ class Capitals(Record):
     long_faster: Capital = Capital()
     long_slower: Capital = Capital()
 
+    def sides(self, *, long: bool) -> tuple[float, float]:
+        """Return the evidence for faster and for slower; `long` says that long pairs were bet on.
+
+        A capital without bets is 0, which is more than one that has lost.
+        """
+        if not long:
+            return self.faster.log_e, self.slower.log_e
+        return (
+            max(self.faster.log_e, self.long_faster.log_e),
+            max(self.slower.log_e, self.long_slower.log_e),
+        )
+
     def after(self, **differences: float) -> Capitals:
         """Return the capitals after one bet each, on differences by the capital's name, in scales.
 

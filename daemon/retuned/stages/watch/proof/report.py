@@ -143,9 +143,10 @@ def report_of(
 
 def _evidence(state: ProofState) -> EvidenceLogs:
     capitals = state.capitals
+    faster, slower = capitals.sides(long=bool(state.of(PairKind.LONG)))
     return EvidenceLogs(
-        faster=max(capitals.faster.log_e, capitals.long_faster.log_e),
-        slower=max(capitals.slower.log_e, capitals.long_slower.log_e),
+        faster=faster,
+        slower=slower,
         above_margin=capitals.above_margin.log_e,
         below_margin=capitals.below_margin.log_e,
         slow_steps=capitals.slow_steps.log_e,
