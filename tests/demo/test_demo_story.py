@@ -27,8 +27,8 @@ busy machine, there is time for others."""
 _PATIENCE_S = 600.0
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1_800)  # minutes where others use the machine, too
+@pytest.mark.story
+@pytest.mark.timeout(1_800)  # four minutes on two cores of its own
 def test_a_swap_that_its_experiment_has_proven_and_that_harms_the_server_is_taken_back(
     tmp_path: Path,
 ) -> None:
