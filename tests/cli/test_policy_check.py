@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from retuned.cli.validate import policy_app as app
@@ -123,8 +124,9 @@ def test_of_a_folder_each_file_is_told_and_a_readable_one_is_no_error(tmp_path: 
 
 def explained(tmp_path: Path, rule: str, *flags: str) -> Any:
     path = tmp_path / "mine.yaml"
-    good = (POLICIES / "laptop-demo.yaml").read_text()
-    path.write_text(good + f"  liveProof: {rule}\n")
+    policy = yaml.safe_load((POLICIES / "laptop-demo.yaml").read_text())
+    policy["spec"]["liveProof"] = yaml.safe_load(rule)
+    path.write_text(yaml.safe_dump(policy))
     result = CliRunner().invoke(app, ["explain", str(path), *flags], env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout) if "--json" in flags else " ".join(result.stdout.split())
