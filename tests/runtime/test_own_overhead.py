@@ -5,19 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from tests.expect import raises_code
-from tests.runtime.intercept.strangers import launch_affine
 
 from retuned.runtime.core.host import RuntimeHost
 from retuned.runtime.core.own_overhead import OwnOverhead
 from retuned.runtime.graphs.torch_graphs import TorchGraphs
-from retuned.runtime.intercept.hook import Interceptor
 from retuned.runtime.schema import Refused
 from retuned.runtime.steps.hook import Steps
 from retuned.runtime.steps.log import LEASE_S, StepLog
-
-pytest_plugins = ("tests.runtime.intercept.conftest",)
 
 
 class Wrapped:
@@ -136,28 +131,6 @@ def test_a_hosts_own_wrappers_can_all_leave() -> None:
     host.steps.log.start()
     assert host.answer({"op": "overhead-arm", "on": False, "arm": "a"})["on"] is False
     assert host.answer({"op": "overhead-arm", "on": True, "arm": "b"})["on"] is True
-
-
-def test_launches_are_the_servers_own_while_the_hook_is_out(
-    hook: Interceptor, interpreted: bool
-) -> None:
-    launch_affine(40)
-    (before,) = hook.kernels()
-    assert before.total() == 1
-    for _ in range(2):  # again, although it is out
-        hook.suspend()
-    output, expected = launch_affine(40)
-    assert not interpreted or torch.equal(output, expected)
-    assert before.total() == 1
-    for _ in range(2):
-        hook.resume()
-    launch_affine(40)
-    assert (before.total(), hook.kernels()) == (2, [before])
-    hook.suspend()
-    hook.uninstall()
-    hook.resume()
-    launch_affine(40)
-    assert hook.kernels() == []
 
 
 class Watcher:

@@ -212,3 +212,25 @@ def test_what_a_launch_raises_reaches_the_server_as_it_is(hook: Interceptor) -> 
         with pytest.raises(TypeError, match=r"missing|argument"):
             strangers.rows[(2,)](torch.ones(4))
     assert all(kernel.total() == 0 for kernel in hook.kernels())
+
+
+def test_launches_are_the_servers_own_while_the_hook_is_out(
+    hook: Interceptor, interpreted: bool
+) -> None:
+    launch_affine(40)
+    (before,) = hook.kernels()
+    assert before.total() == 1
+    for _ in range(2):  # again, although it is out
+        hook.suspend()
+    output, expected = launch_affine(40)
+    assert not interpreted or torch.equal(output, expected)
+    assert before.total() == 1
+    for _ in range(2):
+        hook.resume()
+    launch_affine(40)
+    assert (before.total(), hook.kernels()) == (2, [before])
+    hook.suspend()
+    hook.uninstall()
+    hook.resume()
+    launch_affine(40)
+    assert hook.kernels() == []
