@@ -30,7 +30,7 @@ class DemoOptions:
     ramp_s: float = 2.0
     """Left out after traffic changed."""
     plot: Plot = Plot.HELPFUL
-    """Which story is told."""
+    """Which story is played."""
     rest_s: float = 2.0
     """The lab rests when no experiment has run for so long; the next one would begin within it."""
     baseline_timeout_s: float = 120.0

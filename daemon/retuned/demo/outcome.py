@@ -17,7 +17,7 @@ from retuned.stages.watch.proof import ProofReport, Verdict
 
 
 class Plot(StrEnum):
-    """Which story is told."""
+    """Which story is played."""
 
     HELPFUL = "helpful"
     """Swaps help the server; a fault is injected later, and rolled back."""
@@ -37,7 +37,7 @@ class EndedSwap(Record):
     kept: bool
     """Whether the server has run it after its live proof, or at the end."""
     rolled_back: bool
-    """Whether the daemon's record says so."""
+    """Whether the daemon has recorded it."""
 
     @property
     def helps(self) -> bool:
@@ -97,7 +97,7 @@ def _swap(body: Mapping[str, Any]) -> EndedSwap:
 
 
 def shortcomings(end: Ending) -> tuple[str, ...]:
-    """Return what a run did not show; empty if it showed all that its plot promises.
+    """Return what a run did not show; empty if it showed all that its plot needs.
 
     Tokens per second are reported and do not decide: they are the machine's as much as the
     kernel's.

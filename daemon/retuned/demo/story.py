@@ -4,7 +4,7 @@ The server, its client and the daemon are processes of their own. The daemon is 
 run (``retuned run``); it sees the server's trace folder and control socket and nothing else. This
 file only plays the world around it: traffic that changes, a person who approves, a kernel that
 turns wrong, or in the other story kernels that harm the server. It measures nothing of a swap: the
-daemon's live proofs do, and their verdicts are what is told.
+daemon's live proofs do, and the report shows their verdicts.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import logging
 import math
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -132,6 +132,21 @@ def report_in(record: Stored | None) -> proof.ProofReport | None:
     if record is None or record.phase == PROVING:
         return None
     return proof.ProofReport.model_validate(record.body["report"])
+
+
+def switch_on(swapper: Swapper, wanted: Set[tuple[str, str | None]]) -> None:
+    """Switch on swaps that a proof has left off, by definition and artifact, as far as it goes.
+
+    A server that does not answer is asked again with the next pass.
+    """
+    if not wanted:
+        return
+    try:
+        for slot in swapper.slots():
+            if (slot.definition, slot.active) in wanted and slot.bypassed:
+                swapper.bypass(slot.definition, on=False)
+    except RetunedError as error:
+        log.warning("swaps could not be switched on again: %s", error)
 
 
 class _Interrupted(Exception):

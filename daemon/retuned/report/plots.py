@@ -251,7 +251,7 @@ def series(
         start=left,
         end=width - 14,
         zero=False,
-        target=_steps(width),
+        target=ticks_across(width),
         tight=True,
     )
     shades, names, key = _bands(bands, x, height=height)
@@ -260,7 +260,7 @@ def series(
     curve = _curve(sorted(zip(xs, ys, strict=True)), x, y=y)
     body = svg.element(
         "g",
-        shades + _axes(x, y, height=height) + curve + flags + names,
+        shades + axes(x, y, height=height) + curve + flags + names,
         transform=f"translate(0 {svg.number(head)})",
     )
     body += svg.label(0, 12, text=y_label, class_="tick")
@@ -289,11 +289,13 @@ def _check(
             raise ValueError(f"band '{band.name}' ends at {band.end} before {band.start}")
 
 
-def _steps(width: float) -> int:
+def ticks_across(width: float) -> int:
+    """Return how many ticks fit below a plot of this width, pixels."""
     return max(3, int(width / 110))
 
 
-def _axes(x: Scale, y: Scale, *, height: float) -> str:
+def axes(x: Scale, y: Scale, *, height: float) -> str:
+    """Return grid lines, ticks and the horizontal axis of a plot."""
     body = ""
     for tick in y.ticks:
         body += svg.line(x.start, y(tick), x2=x.end, y2=y(tick), class_="grid")

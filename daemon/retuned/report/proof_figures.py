@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from retuned.report import svg
 from retuned.report.figures import Figure, figure
+from retuned.report.plots import axes, ticks_across
 from retuned.report.svg import Scale, linear, logarithmic
 from retuned.stages.watch.proof import (
     CoursePoint,
@@ -315,20 +316,12 @@ def account_plot(parts: Sequence[tuple[str, float]], *, desc: str, width: float)
 def _across(places: Sequence[float], y: Scale, *, width: float) -> Scale:
     left = max(svg.text_width(y.label(tick)) for tick in y.ticks) + 12
     ends = (min(places), max(*places, 1.0))
-    target = max(3, int(width / 110))
+    target = ticks_across(width)
     return linear(ends, start=left, end=width - 14, zero=False, target=target, tight=True)
 
 
 def _frame(x: Scale, y: Scale, *, unit: str) -> str:
-    body = ""
-    for tick in y.ticks:
-        body += svg.line(x.start, y(tick), x2=x.end, y2=y(tick), class_="grid")
-        body += svg.label(
-            x.start - 7, y(tick) + 4.5, text=y.label(tick), class_="tick", anchor="end"
-        )
-    for tick in x.ticks:
-        body += svg.label(x(tick), _HEIGHT + 17, text=x.label(tick), class_="tick", anchor="middle")
-    body += svg.line(x.start, _HEIGHT, x2=x.end, y2=_HEIGHT, class_="axis")
+    body = axes(x, y, height=_HEIGHT)
     return body + svg.label(x.end, _HEIGHT + 33, text=unit, class_="tick", anchor="end")
 
 

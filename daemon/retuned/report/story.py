@@ -97,7 +97,7 @@ class LiveProof:
 
 
 def proofs(data: Json) -> list[LiveProof]:
-    """Return the live proof of each swap; a swap without one says so."""
+    """Return the live proof of each swap; a swap without one has a sentence for that."""
     found = []
     for swap in records(data, "swaps"):
         body = section(swap, "live_proof")

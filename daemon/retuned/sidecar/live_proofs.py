@@ -15,7 +15,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from retuned.api.agent import PodProof, ProofOrder, ProofPost
-from retuned.errors import Refused, RetunedError, TemporaryError
+from retuned.errors import Refused, TemporaryError
+from retuned.node import live_proof as node_proof
 from retuned.node.live_proof import (
     LIVE_PROOF,
     PROVING,
@@ -68,14 +69,7 @@ def switch_on(ctx: Context) -> None:
         and _asked(ctx, kept.order.id) is None
         and ctx.store.get(LIVE_PROOF, kept.order.id) is not None
     }
-    if not wanted:
-        return
-    try:
-        for slot in ctx.swapper.slots():
-            if (slot.definition, slot.active) in wanted and slot.bypassed:
-                ctx.swapper.bypass(slot.definition, on=False)
-    except RetunedError as error:
-        log.warning("swaps could not be switched on again: %s", error)
+    node_proof.switch_on(ctx.swapper, wanted)
 
 
 def unavailable(ctx: Context) -> tuple[str, bool]:

@@ -65,8 +65,8 @@ class RecordKind(StrEnum):
     EXPERIMENT = "experiment"
     """running -> done -> won -> proposed | refused; running -> failed.
 
-    Where the proposal expired: proposed -> lapsed -> proposed | refused. A win that the server as
-    it is speaks against: won -> deferred -> proposed | refused.
+    Where the proposal expired: proposed -> lapsed -> proposed | refused. A win that a lesson
+    or the host defers: won -> deferred -> proposed | refused.
     """
     FINDING = "finding"
     """One candidate's verdict in one experiment: final."""

@@ -34,7 +34,7 @@ _KINDS = {
 
 
 def learn(ctx: Context, order: SwapOrder, report: proof.ProofReport, *, pace: proof.Pace) -> None:
-    """Keep what a proof has shown beside its claim, and a lesson if it speaks against the swap.
+    """Keep what a proof has shown beside its claim, and a lesson if it did not show a gain.
 
     Call it within the transaction that keeps the verdict.
 

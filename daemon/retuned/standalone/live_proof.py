@@ -17,6 +17,7 @@ from typing import Any
 from retuned.api.proposal import ProposalPhase
 from retuned.control import MeasuredFact
 from retuned.errors import RetunedError, TemporaryError, UnreadableInput
+from retuned.node import live_proof as node_proof
 from retuned.node.live_proof import (
     PROVING,
     ProofNeed,
@@ -71,14 +72,7 @@ def switch_on(ctx: Context) -> None:
         for kept in committed(ctx.store).values()
         if kept.order.artifact is not None and _must_serve(ctx, kept.order)
     }
-    if not wanted:
-        return
-    try:
-        for slot in ctx.swapper.slots():
-            if (slot.definition, slot.active) in wanted and slot.bypassed:
-                ctx.swapper.bypass(slot.definition, on=False)
-    except RetunedError as error:
-        log.warning("swaps could not be switched on again: %s", error)
+    node_proof.switch_on(ctx.swapper, wanted)
 
 
 def _must_serve(ctx: Context, order: SwapOrder) -> bool:

@@ -50,7 +50,7 @@ def propose(ctx: Context) -> None:
     """Write a proposal, or the reason for none, for each experiment that was won.
 
     A win whose proposal expired is proposed again once it has rested, while it still holds. One
-    that the server speaks against is weighed again every minute.
+    that a lesson or the host defers is weighed again every minute.
     """
     due = [
         *ctx.store.list(RecordKind.EXPERIMENT, phase="won"),

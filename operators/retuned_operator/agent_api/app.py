@@ -43,7 +43,7 @@ from retuned_operator.agent_api.authentication import (
     bearer,
     speaks_for_itself,
 )
-from retuned_operator.agent_api.ports import Inbox, PodDirectory, PodRecord, Receipt, Tokens
+from retuned_operator.agent_api.ports import Inbox, PodDirectory, PodRecord, Receipt, Said, Tokens
 from retuned_operator.agent_api.requests import (
     MAX_BYTES,
     NO_STORE,
@@ -58,16 +58,6 @@ from retuned_operator.agent_api.requests import (
 )
 from retuned_operator.agent_api.waiters import Hub
 
-_TAKEN = (
-    Hello
-    | ProfileReport
-    | DriftPost
-    | DefinitionPost
-    | TunablePost
-    | ProofPost
-    | WatchPost
-    | OrderDone
-)
 T = TypeVar("T", bound=SaidRecord)
 R = TypeVar("R")
 Traces = Callable[[PodRecord, Sequence[SwapOrder]], Mapping[str, str]]
@@ -236,7 +226,7 @@ class _Agent:
             raise unknown(problem)
         if isinstance(said, OrderDone) and said.order != order:
             raise Answered(422, "body-invalid", "order: is not the one of the path")
-        if not isinstance(said, _TAKEN):
+        if not isinstance(said, Said):
             raise AssertionError(f"no route takes {kind.__name__}")
         self._inbox.take(receipt, said)
 

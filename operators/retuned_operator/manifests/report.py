@@ -59,7 +59,7 @@ class Reported(Record):
     saved_gpu_hours: ReportedHours
     """What swaps saved, by live proofs."""
     claimed_gpu_hours: ReportedHours = ReportedHours(lower=0.0, point=0.0, upper=0.0)
-    """What experiments promise of other swaps."""
+    """What experiments claim for other swaps."""
     swaps: _Count
     """How many ran."""
     proven: _Count = 0

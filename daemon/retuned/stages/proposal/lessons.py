@@ -88,7 +88,7 @@ class Lesson(Record):
     sentence: str = Field(max_length=1000)
     """The proof in one sentence."""
     claimed_saving: float = Field(ge=0.0, le=1.0)
-    """Share of kernel time that the experiment promised."""
+    """Share of kernel time that the experiment claimed to save."""
     claimed_speedup: float = Field(gt=0.0)
     effect: float | None = None
     """Log ratio of step time that was measured; None without one."""
@@ -100,7 +100,7 @@ class Lesson(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapClaim:
-    """What an experiment promises now."""
+    """What an experiment claims now."""
 
     definition: str
     guard: Guard
@@ -144,7 +144,7 @@ def lesson_against(lessons: Iterable[Lesson], claim: SwapClaim) -> Refusal | Non
         reason=RefusalReason.LIVE_LESSON,
         detail=(
             f"{which} was proven on live traffic on {newest.at:%Y-%m-%d}: {newest.sentence}; "
-            f"it had promised {newest.claimed_saving:.2%} of kernel time, this promises "
+            f"it claimed to save {newest.claimed_saving:.2%} of kernel time, this claims "
             f"{claim.saving:.2%}"
         ),
     )

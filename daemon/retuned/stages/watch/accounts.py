@@ -26,7 +26,7 @@ METHOD = (
     "Spent is the device time of every candidate that was tried. Saved counts swaps whose effect "
     "on the time of a step was measured by a live proof: for each month, the device time of all "
     "kernels that profiles saw while the swap was in force, times (1 / change of step time - 1); "
-    "lower and upper use the interval of the proof. Claimed is what experiments promise of the "
+    "lower and upper use the interval of the proof. Claimed is what experiments claim for the "
     "other swaps, which no server has confirmed: the device time of the swapped shapes times "
     "(speedup - 1), with the bounds of the verdict. Net is saved less spent. The bounds of several "
     "swaps are added up. Swaps that were rolled back count as nothing saved. "
@@ -114,7 +114,7 @@ class Account:
     saved_h: Hours = field(default_factory=Hours)
     """GPU-hours that swaps saved, by live proofs."""
     claimed_h: Hours = field(default_factory=Hours)
-    """GPU-hours that experiments promise of other swaps."""
+    """GPU-hours that experiments claim for other swaps."""
     swaps: int = 0
     proven: int = 0
     """Swaps whose effect was measured by a live proof."""

@@ -62,7 +62,7 @@ class Calibration(Record):
 
     @property
     def claim(self) -> EffectInterval:
-        """What the experiment promises a step whose pace the GPU sets."""
+        """Gain that the experiment claims for a step whose pace the GPU sets."""
         speedup = self.speedup
         point, least, most = (
             _effect(self.share, each) for each in (speedup.point, speedup.lower, speedup.upper)
