@@ -81,6 +81,8 @@ ABSENT = {
 }
 """How metrics begin that this evening has nothing to tell of, and what it would take. Other tests
 ask these of stages that do have it."""
+ELSEWHERE = {"an operator", "pods", "a rollout over pods", "a sidecar", "a GPU"}
+"""What no evening on one machine without a GPU has."""
 QUERIES = [each for each in queries() if not any(name in each.expr for name in ABSENT)]
 _PATIENCE_S = 600.0
 """For each scene; the lab shares two cores with everything else here."""
@@ -102,7 +104,9 @@ def config(folder: Path, **more: object) -> Path:
 def test_dashboards_do_ask_what_the_evening_has_not() -> None:
     every = " ".join(query.expr for query in queries())
     assert [name for name in ABSENT if name not in every] == []
-    assert len(QUERIES) > 2 * (len(queries()) - len(QUERIES)), "most panels can be looked at"
+    here = [name for name, what in ABSENT.items() if what not in ELSEWHERE]
+    skipped = [query for query in queries() if any(name in query.expr for name in here)]
+    assert len(QUERIES) > 2 * len(skipped), "most panels of one machine can be looked at"
 
 
 class OnCall:
