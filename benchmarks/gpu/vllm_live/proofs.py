@@ -79,7 +79,7 @@ class Arms:
     """Switches one tunable's table, or Retuned's wrappers, as a `Swapper` does."""
 
     def __init__(self, toggles: Toggles, definition: str) -> None:
-        self._toggles, self._definition = toggles, definition
+        self._toggles, self.definition = toggles, definition
         self._off = False
         self.held_us: list[float] = []
 
@@ -87,7 +87,7 @@ class Arms:
         """Return the one slot, with the arm that was set last."""
         return [
             SlotState(
-                definition=self._definition,
+                definition=self.definition,
                 active=_ARTIFACT,
                 epoch=1,
                 launches={},
@@ -108,15 +108,17 @@ class Arms:
 
 
 class Kept:
-    """States of one proof in memory."""
+    """States of one proof in memory, with the fit of an earlier one where there is one."""
 
-    def __init__(self, settings: proof.ProofSettings) -> None:
-        self._settings = settings
+    def __init__(
+        self, settings: proof.ProofSettings, earlier: proof.ProofState | None = None
+    ) -> None:
+        self._settings, self._earlier = settings, earlier
         self.state: proof.ProofState | None = None
 
     def known(self) -> proof.ProofState:
         """Return a fresh state with the settings of this arm."""
-        return proof.begin(self._settings, at_s=time.time())
+        return proof.begin_again(self._earlier, self._settings, at_s=time.time())
 
     def begin(self, state: proof.ProofState) -> None:
         """Keep the first state."""
@@ -139,20 +141,28 @@ async def prove(
     toggles: Toggles, sockets: Path, name: str, *, definition: str, deadline_s: float
 ) -> dict[str, Any]:
     """Prove one arm until there is a verdict or the time is over."""
-    rule = LiveProof(mode=LiveProofMode.OBSERVE)  # the arm stays on, whatever is shown
     settings = proof.ProofSettings(max_duration_s=600.0, long_blocks=0)
     if name == OVERHEAD:
         settings = settings.model_copy(update={"ask": "ceiling", "min_effect": math.log(1.01)})
+    arms, kept = Arms(toggles, definition), Kept(settings)
+    return await measured(arms, kept, sockets, name, deadline_s=deadline_s)
+
+
+async def measured(
+    arms: Arms, kept: Kept, sockets: Path, name: str, *, deadline_s: float
+) -> dict[str, Any]:
+    """Run the product's runner over two arms; return what it came to."""
+    rule = LiveProof(mode=LiveProofMode.OBSERVE)  # the arm stays on, whatever is shown
     order = SwapOrder.model_construct(
         id=name,
         kind=SwapKind.SWAP,
         proposal=name,
         target="chat",
-        definition=definition,
+        definition=arms.definition,
         artifact=_ARTIFACT,
         epoch=1,
     )
-    arms, kept, stop = Arms(toggles, definition), Kept(settings), threading.Event()
+    stop = threading.Event()
     runner = ProofRunner(
         order,
         rule,
@@ -230,12 +240,17 @@ def _rate(load: Load, begin_s: float, end_s: float) -> float:
     return total / (end_s - begin_s)
 
 
-def table_of(report: Mapping[str, Any], config: Mapping[str, int], *, least_rows: int) -> str:
-    """Return a table with one configuration for the prefill classes that were launched."""
+def table_of(
+    report: Mapping[str, Any], config: Mapping[str, Any], *, least_rows: int | None = None
+) -> str:
+    """Return a table with one configuration for the classes that were launched.
+
+    With `least_rows` only for the prefill classes of attention from there on.
+    """
     results = [
         ClassResult(axes=each["axes"], in_force_us=1.0, best=dict(config))
         for each in report["asked"]
-        if not each["axes"]["decode"] and each["launches"] and each["axes"]["rows"] >= least_rows
+        if each["launches"] and (least_rows is None or _prefills(each["axes"], least_rows))
     ]
     return canonical(
         {
@@ -248,6 +263,10 @@ def table_of(report: Mapping[str, Any], config: Mapping[str, int], *, least_rows
             "before": None,
         }
     )
+
+
+def _prefills(axes: Mapping[str, int], least_rows: int) -> bool:
+    return not axes["decode"] and axes["rows"] >= least_rows
 
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:

@@ -57,6 +57,8 @@ class Lane:
     """One server, its traffic and the daemon."""
 
     folder: Path
+    plugin: Path = HERE / "fake_tunable.py"
+    """The plugin of vLLM that brings the tunable."""
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     answered: int = 0
@@ -114,10 +116,11 @@ class Lane:
         site = self.folder / "site"
         site.mkdir()
         (site / "retuned").symlink_to(ROOT / "daemon" / "retuned", target_is_directory=True)
-        shutil.copy(HERE / "fake_tunable.py", site)
+        shutil.copy(self.plugin, site)
+        plugin = self.plugin.stem
         for name, target in (
             ("retuned", "retuned.runtime.plugins:register"),
-            ("fake_tunable", "fake_tunable:register"),
+            (plugin, f"{plugin}:register"),
         ):
             info = site / f"{name}-0.1.dist-info"
             info.mkdir()
