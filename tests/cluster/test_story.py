@@ -36,6 +36,7 @@ from tests.cluster.strangers import other_pod, said_by, token_of
 from tests.plane.control_plane import Failed
 
 from retuned.api.agent import PodRef
+from retuned.stages.watch.proof import Verdict
 from retuned_operator.manifests.jobs import RUNNER
 from retuned_operator.manifests.names import ROLE
 from retuned_operator.manifests.sidecar import SIDECAR
@@ -421,7 +422,9 @@ def test_a_swap_that_stays_clean_is_kept(fleet: Fleet, report: Report) -> None:
     slot = fleet.slots()[proposal["spec"]["kernel"]]
     assert (slot["active"], slot["epoch"]) == (digest, told["epoch"])
     assert [each["to"] for each in proposal["status"]["history"]].count("Promoted") == 1
-    report.note(promoted=1)
+    (proof,) = proposal["status"]["liveProofs"]
+    assert (proof["uid"], proof["verdict"] in set(Verdict)) == (told["uid"], True)
+    report.note(promoted=1, live_proofs=1)
 
 
 def test_a_kernel_that_turns_wrong_is_found_and_goes_back_by_itself(
