@@ -255,6 +255,10 @@ class Settings(BaseModel):
     end_to_end_s: float = Field(default=1800.0, gt=0.0)
     """Most time that measuring one swap on the whole server may take, seconds."""
 
+    server_metrics_url: str = Field(default="", max_length=2000)
+    """Address of the Prometheus metrics of the server, such as `http://127.0.0.1:8000/metrics`.
+    `spec.liveProof.slo` of a policy needs it: without it no swap under such bounds is measured."""
+
     evolve_url: str = Field(default="", max_length=2000)
     """Base address of an OpenAI-compatible endpoint, such as `https://host/v1`, that writes
     variants of kernels; empty is off. What is sent there: docs/evolution.md."""

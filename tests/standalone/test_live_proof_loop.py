@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -17,6 +18,7 @@ from retuned.errors import CandidateError, TemporaryError
 from retuned.stages.gate import FreezeScope, KernelTuningPolicy, TuningFreeze
 from retuned.stages.verdict import SignedEvidence
 from retuned.stages.watch.proof import Arm, StepRecord
+from retuned.stages.watch.proof.service_level import Served
 from retuned.standalone.context import RecordKind
 from retuned.standalone.daemon import Loop
 from retuned.standalone.facts import quarantined
@@ -107,10 +109,29 @@ class Live:
 
 
 @pytest.fixture
-def live(world: World) -> Live:
+def live(world: World, monkeypatch: pytest.MonkeyPatch) -> Live:
+    coins = random.Random(3)  # a real coin shows an effect that is none in one run of a hundred
+    monkeypatch.setattr(secrets, "SystemRandom", lambda: coins)
     made = Live(world)
     world.loop = Loop(replace(world.loop.ctx, live_steps=made))
     return made
+
+
+@dataclass
+class Counts:
+    """The server's count of waiting requests."""
+
+    live: Live
+    busy: Callable[[float], bool]
+
+    def read(self) -> Served:
+        at_s = self.live.now_s()
+        return Served(at_s=at_s, waiting=9.0 if self.busy(at_s) else 0.0)
+
+
+def counted(world: World, live: Live, busy: Callable[[float], bool]) -> None:
+    """Let the daemon read how many requests wait."""
+    world.loop = Loop(replace(world.loop.ctx, service_counts=Counts(live, busy)))
 
 
 def swapped(world: World, rule: KernelTuningPolicy) -> str:
@@ -294,6 +315,58 @@ def test_where_steps_are_not_known(world: World, live: Live, mode: str, phase: s
     reached = swapped(world, policy(mode=mode))
     assert (reached if mode == "required" else settled(world)) == phase
     assert world.store.list(RecordKind.LIVE_PROOF) == []
+
+
+SLO = {"slo": {"maxQueue": 4}}
+
+
+def test_a_breach_switches_the_swap_off_until_it_is_over(world: World, live: Live) -> None:
+    live.effect = -0.04
+    began_s = live.now_s()
+    seen: list[bool] = []
+
+    def busy(at_s: float) -> bool:
+        hit = began_s + 70.0 < at_s < began_s + 90.0
+        if hit and seen:
+            seen.append(world.server.slots()[0].bypassed)
+        elif hit:
+            seen.append(True)  # the reading that finds it
+        return hit
+
+    counted(world, live, busy)
+    assert swapped(world, policy(**SLO)) == "Proving"
+    world.loop.measure()
+    found = record(world)
+    assert (found.phase, found.body["state"]["pauses"]) == ("helps", 1)
+    assert len(seen) > 10
+    assert all(seen), "while requests wait the original serves"
+    assert found.body["report"]["seconds"] > 60.0
+    assert settled(world) == "Promoted"
+
+
+def test_bounds_that_the_daemon_cannot_read_hold_the_swap(world: World, live: Live) -> None:
+    assert swapped(world, policy(**SLO)) == "Scheduled"
+    assert world.server.slots()[0].active is None
+
+
+def test_the_third_breach_ends_the_proof(world: World, live: Live) -> None:
+    counted(world, live, lambda at_s: at_s % 72.0 > 69.0)
+    assert swapped(world, policy(**SLO)) == "Proving"
+    world.loop.measure()
+    found = record(world)
+    reason = found.body["report"]["reason"]
+    assert (found.phase, reason) == ("too-little-traffic", "slo-pressure")
+    assert world.server.slots()[0].bypassed
+    assert settled(world) == "RolledBack"
+    assert WINNER.digest not in quarantined(world.loop.ctx)
+
+
+def test_a_freeze_ends_a_paused_proof(world: World, live: Live) -> None:
+    counted(world, live, lambda _: True)
+    assert swapped(world, policy(**SLO)) == "Proving"
+    at_look(live, 30, lambda: freeze(world))
+    world.loop.measure()
+    assert record(world).body["report"]["reason"] == "interrupted"
 
 
 def test_where_it_is_off_nothing_is_measured(world: World, live: Live) -> None:

@@ -325,7 +325,7 @@ async def _traffic(show: Show, server: Vllm, daemon: Daemon, toggles: Toggles) -
 async def _verdicts(show: Show, daemon: Daemon, proposals: Collection[str]) -> dict[str, Any]:
     """Wait for the daemon's live proofs; return their events and what `retuned show` says."""
     begin_s, found = time.monotonic(), dict[str, Any]()
-    while len(found) < len(proposals) and show.left_s > 100.0:
+    while len(found) < len(proposals) and show.left_s > 40.0:
         daemon.check()
         history = await asyncio.to_thread(daemon.json, "history", "--limit", "400")
         for event in history["history"] if history else ():

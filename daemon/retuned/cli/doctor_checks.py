@@ -195,6 +195,11 @@ def cautions(settings: Settings) -> Iterator[str]:
                 f"policy {policy.full_name} demands an end-to-end measurement and end_to_end_url "
                 "is not set, so nothing it decides about is swapped"
             )
+        if limits.live_proof.slo.asked and not settings.server_metrics_url:
+            yield (
+                f"policy {policy.full_name} bounds service levels and server_metrics_url is not "
+                "set, so nothing it decides about is proven on live traffic"
+            )
         if limits.capture and settings.capture_inputs:
             yield f"policy {policy.full_name}: inputs of the server are captured for experiments"
 

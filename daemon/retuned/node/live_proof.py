@@ -34,6 +34,8 @@ _NO_SAFE_POINT = "no-safe-point"
 """Reason code: one step took longer than the runtime waits for its end."""
 _LOOK_S = 0.25
 """Between two observations of a block."""
+_PAUSE_S = 1.0
+"""Between two readings of service levels while a proof is paused."""
 
 
 class ProofNeed(StrEnum):
@@ -73,6 +75,14 @@ class ProofRecord(Protocol):
 
     def need(self) -> ProofNeed:
         """Return whether the proof is still wanted, several times in each block."""
+        ...
+
+
+class Levels(Protocol):
+    """Service levels of the server."""
+
+    def met(self) -> bool:
+        """Return whether they are met now; False where that cannot be seen."""
         ...
 
 
@@ -178,6 +188,8 @@ class ProofRunner:
         From the time in seconds to the first state; `proof.begin` under the rule by default.
     kept
         Whether the swap was kept before: it is on without a verdict, and only harm switches it off.
+    levels
+        Read at the end of each block; None asks for none. A breach switches the swap off.
     """
 
     def __init__(
@@ -191,11 +203,12 @@ class ProofRunner:
         clock: Clock,
         first: Callable[[float], proof.ProofState] | None = None,
         kept: bool = False,
+        levels: Levels | None = None,
     ) -> None:
         self._order, self._rule, self._record = order, rule, record
         self._swapper, self._live, self._clock = swapper, live, clock
         self._first = first or (lambda at_s: proof.begin(proof.settings_of(rule), at_s=at_s))
-        self._kept = kept
+        self._kept, self._levels = kept, levels
         self._steps: dict[str, list[proof.StepRecord]] = {}
         """By label of their block."""
 
@@ -206,6 +219,9 @@ class ProofRunner:
         try:
             self._live.begin()
             while not state.done and not stop.is_set() and state.planned < last:
+                if state.paused:
+                    state = self._paused(state)
+                    continue
                 state = self._keep(proof.next_pair(state, secrets.SystemRandom()))
                 state = self._keep(self._measured(state, stop))
         except (_Interrupted, CandidateError) as error:
@@ -232,11 +248,24 @@ class ProofRunner:
         for label, arm in zip(labels, plan.runs, strict=True):
             if not self._block(plan, arm, label=label, stop=stop):
                 return proof.step(state, proof.PairAbandoned(plan.number, at_s=self._at_s()))
+            if self._levels is not None and not self._levels.met():
+                return proof.step(state, proof.ServiceLevel(met=False, at_s=self._at_s()))
         self._live.wait(_LOOK_S / 5)  # the device ends what the host has launched
         self._read()
         blocks = [_block_of(self._steps.get(label, [])) for label in labels]
         event = proof.PairMeasured(plan.number, blocks[0], blocks[1], at_s=self._at_s())
         return proof.step(state, event)
+
+    def _paused(self, state: proof.ProofState) -> proof.ProofState:
+        """Wait with the swap off; return the state after another look at the service levels."""
+        self._slot()
+        self._swapper.bypass(self._order.definition, on=True)
+        self._live.wait(_PAUSE_S)
+        self._read()
+        self._check_need()
+        met = self._levels is None or self._levels.met()
+        after = proof.step(state, proof.ServiceLevel(met=met, at_s=self._at_s()))
+        return state if after == state else self._keep(after)
 
     def _block(
         self, plan: proof.PairPlan, arm: proof.Arm, *, label: str, stop: threading.Event

@@ -12,6 +12,7 @@ from retuned.stages.swap import SwapOrder
 from retuned.stages.verdict import ServerEnvironment
 from retuned.stages.watch import WatchSample
 from retuned.stages.watch.proof import StepRecord
+from retuned.stages.watch.proof.service_level import Served
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,20 @@ class SlotState:
     """Whether the original serves for a while although an order is in force."""
     counted: bool = True
     """Whether launches pass it; of a kernel that a file configures none does."""
+
+
+class ServiceCounts(Protocol):
+    """What the server counts of its requests."""
+
+    def read(self) -> Served:
+        """Return the counts until now.
+
+        Raises
+        ------
+        TemporaryError
+            If they cannot be read.
+        """
+        ...
 
 
 class LiveSteps(Protocol):

@@ -23,6 +23,7 @@ from retuned.ports import (
     KernelTap,
     LiveSteps,
     Notary,
+    ServiceCounts,
     Spans,
     StepObserver,
     Store,
@@ -314,6 +315,8 @@ class Context:
     """The server as its users see it; None where nobody said where it is."""
     live_steps: LiveSteps | None = None
     """Steps of the server, for live proofs; None proves none."""
+    service_counts: ServiceCounts | None = None
+    """Counts of the server's requests; None where nobody said where they are."""
     step_observer: StepObserver | None = None
     """Steps of the server outside of proofs; None predicts nothing."""
     captures: Captures | None = None

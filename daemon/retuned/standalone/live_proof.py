@@ -26,6 +26,7 @@ from retuned.node.live_proof import (
     report_in,
 )
 from retuned.node.order_store import bringer
+from retuned.node.service_levels import LevelWatch
 from retuned.report.live_proof import sentence_of
 from retuned.stages import watch
 from retuned.stages.gate import LiveProof, LiveProofMode
@@ -59,6 +60,7 @@ def prove(ctx: Context, stop: threading.Event) -> None:
                 swapper=ctx.swapper,
                 live=ctx.live_steps,
                 clock=ctx.clock,
+                levels=_levels(ctx, rule),
             ).run(stop)
 
 
@@ -142,7 +144,24 @@ def unavailable(ctx: Context, proposal: str) -> str:
     """
     if ctx.live_steps is None or tuned_files.is_fixed(ctx, proposal):
         return "not-switchable"
+    if ctx.service_counts is None and _asks_for_levels(ctx, proposal):
+        return "no-service-levels"
     return ctx.live_steps.unavailable()
+
+
+def _asks_for_levels(ctx: Context, proposal: str) -> bool:
+    stored = ctx.store.get(RecordKind.PROPOSAL, proposal)
+    if stored is None:
+        return False
+    rule = rule_of(ctx, Proposal.model_validate(stored.body).definition)
+    return rule is not None and rule.slo.asked
+
+
+def _levels(ctx: Context, rule: LiveProof) -> LevelWatch | None:
+    """Return what the policy's service levels are read by; None without any."""
+    if not rule.slo.asked or ctx.service_counts is None:
+        return None
+    return LevelWatch(ctx.service_counts, rule.slo)
 
 
 def report_of(ctx: Context, proposal: str) -> proof.ProofReport | None:

@@ -21,6 +21,7 @@ from retuned.stages.gate.limits import (
     LiveProof,
     LiveProofMode,
     Rollout,
+    ServiceLevels,
     Unproven,
     Validation,
 )
@@ -88,6 +89,7 @@ __all__ = [
     "PolicyLimits",
     "PolicySpec",
     "Rollout",
+    "ServiceLevels",
     "StopPolicy",
     "SwapDecision",
     "TuningFreeze",

@@ -76,8 +76,9 @@ def live_proof_words(rule: LiveProof) -> tuple[str, ...]:
         f"Each swap is switched off and on in random order for at most {minutes:g} minutes; "
         f"differences of step time under {rule.min_effect:.2%} do not count."
     )
+    bounds = _slo_words(rule)
     if rule.mode is LiveProofMode.OBSERVE:
-        return (measured, "The verdict is reported, and the swap is kept whatever it is.")
+        return (measured, *bounds, "The verdict is reported, and the swap is kept whatever it is.")
     confirmed = f", once {rule.long_blocks} pairs of 10 s confirm it" if rule.long_blocks else ""
     no_effect = "rolls back"
     if rule.on_no_effect is Unproven.KEEP:
@@ -85,6 +86,7 @@ def live_proof_words(rule: LiveProof) -> tuple[str, ...]:
     little = "is kept" if rule.on_too_little_traffic is Unproven.KEEP else "rolls back"
     return (
         measured,
+        *bounds,
         "Where steps cannot be timed nothing is swapped (live-proof-unavailable), nor where the "
         "host sets the pace (host-bound).",
         f"helps: the swap is kept{confirmed}.",
@@ -93,4 +95,20 @@ def live_proof_words(rule: LiveProof) -> tuple[str, ...]:
         f"no-measurable-effect: it {no_effect}.",
         f"too-little-traffic: it {little}.",
         "not-concluded: it rolls back without blame.",
+    )
+
+
+def _slo_words(rule: LiveProof) -> tuple[str, ...]:
+    slo = rule.slo
+    bounds = (
+        ("p99 of the first token", slo.ttft_p99_ms, " ms"),
+        ("p99 from token to token", slo.itl_p99_ms, " ms"),
+        ("waiting requests", slo.max_queue, ""),
+    )
+    words = ", ".join(f"{name} at most {n}{unit}" for name, n, unit in bounds if n is not None)
+    if not words:
+        return ()
+    return (
+        f"On one machine: while a bound is exceeded ({words}), or cannot be read, the swap is off "
+        "and the proof pauses; the third pause ends it (slo-pressure).",
     )

@@ -103,6 +103,25 @@ class Unproven(StrEnum):
     """The swap is kept."""
 
 
+class ServiceLevels(PolicyModel):
+    """Bounds of what users see while a swap is proven; a breach switches it off.
+
+    They are read from the server's own metrics, over ten seconds. On one machine only.
+    """
+
+    ttft_p99_ms: int | None = Field(default=None, ge=1, le=3_600_000)
+    """Longest time to the first token of 99 of 100 requests, milliseconds; none is no bound."""
+    itl_p99_ms: int | None = Field(default=None, ge=1, le=3_600_000)
+    """Longest time between two tokens in 99 of 100 cases, milliseconds; none is no bound."""
+    max_queue: int | None = Field(default=None, ge=0, le=10**9)
+    """Most requests that wait; none is no bound."""
+
+    @property
+    def asked(self) -> bool:
+        """Whether there is a bound."""
+        return any(each is not None for each in (self.ttft_p99_ms, self.itl_p99_ms, self.max_queue))
+
+
 class LiveProof(PolicyModel):
     """Live proof: a swap is switched off and on in random order, and steps are timed."""
 
@@ -127,6 +146,8 @@ class LiveProof(PolicyModel):
     """Share of time in which a promoted swap is switched off to measure it; 0 ends that.
 
     One pair of blocks of 10 s runs at a random moment of each period. On one machine only."""
+    slo: ServiceLevels = ServiceLevels()
+    """Service levels under which no swap is measured. On one machine only."""
 
 
 class BatchInvariance(StrEnum):

@@ -211,6 +211,7 @@ _ADDED = (
     "capture",
     "liveProof",
     "liveProof.sentinel",
+    "liveProof.slo",
     "pauses",
     "rollout.canary.lease",
     "rollout.canary.orphan",
