@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 import string
 import uuid
@@ -11,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tests.fakeapi import patches
+from tests.fakeapi.copying import copied
 from tests.fakeapi.refusals import Refusal, bad, changed, exists, invalid, not_found
 from tests.fakeapi.schemas import Schemas
 from tests.fakeapi.storage import Key, Storage
@@ -129,11 +129,11 @@ class Objects:
         if old is None:
             if place.subresource:
                 raise not_found(place.resource.plural, place.name)
-            made = self.create(place, copy.deepcopy(given), writer)
+            made = self.create(place, copied(given), writer)
             owned = self._owned[made["metadata"]["uid"]] = patches.Ownership()
             owned.apply(writer.manager, old=made, given=given, force=True)
             return made
-        owned = copy.deepcopy(self._owned[old["metadata"]["uid"]])
+        owned = copied(self._owned[old["metadata"]["uid"]])
         body = owned.apply(writer.manager, old=old, given=given, force=writer.force)
         version = given["metadata"].get("resourceVersion")
         if version:
@@ -213,7 +213,7 @@ class Objects:
             if orphan:
                 left = [each for each in owners if each["uid"] != uid]
                 metadata = {**body["metadata"], "ownerReferences": left}
-                self.storage.put(child, {**copy.deepcopy(body), "metadata": metadata})
+                self.storage.put(child, {**copied(body), "metadata": metadata})
             else:
                 self._collect_orphan(child, body)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from typing import Any
 
+from tests.fakeapi.copying import copied
 from tests.fakeapi.refusals import Refusal, bad
 
 Obj = dict[str, Any]
@@ -17,7 +17,7 @@ _NOT_OWNED |= {("metadata", "resourceVersion"), ("metadata", "uid")}
 def merged(old: Any, change: Any) -> Any:
     """Return a merge patch's result (RFC 7386)."""
     if not isinstance(change, dict):
-        return copy.deepcopy(change)
+        return copied(change)
     out = dict(old) if isinstance(old, dict) else {}
     for key, value in change.items():
         if value is None:
@@ -37,7 +37,7 @@ def json_patched(old: Obj, operations: object) -> Obj:
     """
     if not isinstance(operations, list):
         raise bad("a JSON patch is a list")
-    out: Obj = copy.deepcopy(old)
+    out: Obj = copied(old)
     for each in operations:
         parts = [part.replace("~1", "/").replace("~0", "~") for part in each["path"].split("/")[1:]]
         node: Any = out
@@ -103,7 +103,7 @@ class Ownership:
                 text = f'Apply failed with 1 conflict: conflict with "{other[0]}": {names}'
                 raise Refusal(409, "Conflict", message=text)
             paths -= clash
-        out: Obj = copy.deepcopy(old)
+        out: Obj = copied(old)
         others = {path for key, paths in self._paths.items() if key != mine for path in paths}
         for path in self._paths.get(mine, set()) - set(wanted) - others:
             _remove(out, path)
@@ -134,7 +134,7 @@ def _put(node: Obj, path: Path, value: Any) -> None:
         if not isinstance(node.get(part), dict):
             node[part] = {}
         node = node[part]
-    node[path[-1]] = copy.deepcopy(value)
+    node[path[-1]] = copied(value)
 
 
 def _remove(node: Obj, path: Path) -> None:

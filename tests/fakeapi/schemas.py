@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,11 +19,17 @@ Obj = dict[str, Any]
 _ROOT = ("apiVersion", "kind", "metadata")
 
 
+@functools.cache
+def _schemas() -> dict[str, Any]:
+    """Make the schemas once: they took a tenth of the time of an operator's story."""
+    return {kind.kind: schema_of(kind) for kind in KINDS}
+
+
 class Schemas:
     """The schemas of all our kinds, read once."""
 
     def __init__(self) -> None:
-        self._schemas = {kind.kind: schema_of(kind) for kind in KINDS}
+        self._schemas = _schemas()
         self._validators: dict[str, jsonschema.Draft4Validator] = {}
 
     def admitted(self, body: Obj, *, old: Obj | None, strict: bool) -> Obj:

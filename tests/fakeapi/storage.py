@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from tests.fakeapi.copying import copied
 from tests.fakeapi.refusals import expired
 from tests.fakeapi.selectors import Matches
 
@@ -44,7 +44,7 @@ class Storage:
 
     def get(self, key: Key) -> Obj | None:
         found = self._objects.get(key)
-        return None if found is None else copy.deepcopy(found)
+        return None if found is None else copied(found)
 
     def by_uid(self, uid: str) -> Key | None:
         return self._uids.get(uid)
@@ -59,14 +59,14 @@ class Storage:
             for key, body in self._objects.items()
             if key[0] == resource and namespace in ("", key[1]) and matches(body)
         ]
-        return [copy.deepcopy(body) for _, body in sorted(found, key=lambda each: each[0])]
+        return [copied(body) for _, body in sorted(found, key=lambda each: each[0])]
 
     def put(self, key: Key, body: Obj) -> Obj:
         """Write an object with the next version and return it."""
         self.version += 1
         body["metadata"]["resourceVersion"] = str(self.version)
         old = self._objects.get(key)
-        self._objects[key] = copy.deepcopy(body)
+        self._objects[key] = copied(body)
         self._uids[body["metadata"]["uid"]] = key
         self._note(key, old, self._objects[key])
         return body
@@ -172,7 +172,7 @@ def _event(entry: Entry, matches: Matches) -> Obj | None:
         return None
     body = entry.new if now else entry.old
     assert body is not None
-    body = copy.deepcopy(body)
+    body = copied(body)
     body["metadata"]["resourceVersion"] = str(entry.version)
     kind = "DELETED" if not now else "MODIFIED" if was else "ADDED"
     return {"type": kind, "object": body}

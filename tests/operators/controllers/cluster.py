@@ -6,12 +6,12 @@ An operator can die at any write, before or after it; the next one knows what th
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 
 import yaml
+from tests.fakeapi.copying import copied
 from tests.operators import examples
 from tests.operators.controllers.memory import WIN, FakeLedger, FakeSignals
 from tests.operators.controllers.memory_server import MemoryServer
@@ -123,7 +123,7 @@ class Cluster:
         if metadata.get("namespace") == "serving":
             metadata["namespace"] = self.namespace
         body = {key: value for key, value in body.items() if key != "status"}
-        return copy.deepcopy(body | {"metadata": metadata})
+        return copied(body | {"metadata": metadata})
 
     def all(self, resource: Resource) -> list[Obj]:
         """Return every object of a kind."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime
@@ -10,6 +9,7 @@ from typing import Any, TypeVar
 from unittest import mock
 
 from tests.fakeapi import objects as fake_objects
+from tests.fakeapi.copying import copied
 from tests.fakeapi.objects import Objects, Place, Writer
 from tests.fakeapi.refusals import Refusal
 from tests.fakeapi.storage import Storage
@@ -110,7 +110,7 @@ class MemoryApi:
         return self._asked(lambda: self._objects.get(place))
 
     def create(self, resource: Resource, body: Mapping[str, Any]) -> Obj:
-        given: Obj = copy.deepcopy(dict(body))
+        given: Obj = copied(dict(body))
         place = Place(resource=resource, namespace=given["metadata"].get("namespace", ""))
         writer = Writer(manager="retuned-operator")
         return self._asked(lambda: self._objects.create(place, given, writer))
@@ -119,7 +119,7 @@ class MemoryApi:
         self, resource: Resource, name: str, *, change: Mapping[str, Any], namespace: str = ""
     ) -> Obj:
         place = Place(resource=resource, namespace=namespace, name=name)
-        given = copy.deepcopy(dict(change))
+        given = copied(dict(change))
         return self._asked(lambda: self._objects.patch(place, given, _MERGE, Writer()))
 
     def patch_status(
@@ -132,7 +132,7 @@ class MemoryApi:
         version: str = "",
     ) -> Obj:
         place = Place(resource=resource, namespace=namespace, name=name, subresource="status")
-        change: list[Obj] = [{"op": "add", "path": "/status", "value": copy.deepcopy(dict(status))}]
+        change: list[Obj] = [{"op": "add", "path": "/status", "value": copied(dict(status))}]
         if version:
             change.append({"op": "replace", "path": "/metadata/resourceVersion", "value": version})
         return self._asked(lambda: self._objects.patch(place, change, _JSON_PATCH, Writer()))
@@ -153,7 +153,7 @@ class MemoryApi:
     def _asked(self, do: Callable[[], Obj]) -> Obj:
         try:
             with self._objects.storage.changed:
-                return copy.deepcopy(do())
+                return copied(do())
         except Refusal as error:
             raise answered("asked", status=error.code, body=error.body()) from error
 

@@ -51,11 +51,12 @@ def verdicts(found: list[ProofReport]) -> Counter[Verdict]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_thousand_servers_without_effect_have_at_most_one_per_cent_of_false_verdicts() -> None:
-    found = verdicts(reports(GPU_BOUND, Swap(), seeds=range(1000)))
-    assert found[Verdict.HELPS] <= 18
-    assert found[Verdict.HARMS] <= 18
-    assert found[Verdict.NO_MEASURABLE_EFFECT] >= 960
+def test_servers_without_effect_have_at_most_one_per_cent_of_false_verdicts() -> None:
+    # The first of the 1,000 of benchmarks/live_proof.py, which take minutes.
+    found = verdicts(reports(GPU_BOUND, Swap(), seeds=range(200)))
+    assert found[Verdict.HELPS] <= 6  # two are expected; a rule with 5 % would give ten
+    assert found[Verdict.HARMS] <= 6
+    assert found[Verdict.NO_MEASURABLE_EFFECT] >= 190
 
 
 @pytest.mark.parametrize("kind", ["gpu-bound", "trend", "periodic-jobs"])
