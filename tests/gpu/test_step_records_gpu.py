@@ -52,6 +52,22 @@ def test_times_are_those_of_the_device() -> None:
     check_timed_steps(made, lambda ms: torch.cuda._sleep(int(ms * speed)), torch.cuda.synchronize)
 
 
+def test_a_device_that_is_never_idle_has_all_periods_of_long_steps() -> None:
+    """The host waits for the device in each step, as where a server only prefills."""
+    made, speed = StepLog(), cycles_per_ms()
+    made.start()
+    work = Composition(8192, 0, 0, may_have_waited=True)
+    for _ in range(8):
+        made.begin(work)
+        torch.cuda._sleep(int(100 * speed))
+        made.end(0)
+        time.sleep(0.09)
+    torch.cuda.synchronize()
+    first, *others = taken(made)
+    assert first["period_us"] is None
+    assert all(80e3 < each["period_us"] < 125e3 for each in others)
+
+
 def test_the_host_never_waits_for_a_step() -> None:
     made, speed = StepLog(clock=lambda: TorchClock(torch.cuda)), cycles_per_ms()
     made.start()

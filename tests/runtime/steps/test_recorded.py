@@ -75,18 +75,34 @@ def test_a_step_after_idling_has_no_period(steps: Steps, worker: Any) -> None:
     assert [each["period_us"] is None for each in taken(steps.log)] == [True, False, True]
 
 
-def test_requests_of_one_step_each_have_periods_while_others_wait(
-    steps: Steps, worker: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now_s = 100.0
-    monkeypatch.setattr("retuned.runtime.steps.hook.time.monotonic", lambda: now_s)
-    server = worker()
+def test_requests_of_one_step_each_have_periods_while_others_wait(worker: Any) -> None:
+    cuda, steps = Cuda(), Steps()
+    steps.log = StepLog(clock=lambda: TorchClock(cuda))
+    steps.install(lambda: None)
+    server = worker(lambda _: cuda.launch(50.0))  # the host waits 100 ms for each step
     steps.log.start()
-    for gap_s in (0.5, 0.0009, 0.0005, 0.0012, 0.0009, 0.2, 0.0016):
-        now_s += gap_s
+    for gap_ms in (500.0, 0.9, 0.5, 1.2, 0.9, 200.0, 1.6):
+        cuda.launch(gap_ms)  # the device has nothing to do
         step(server, scheduled({"a": 900}, new=["a"]))
+        cuda.wait()
+        steps.log.settle()
     idle = [each["period_us"] is None for each in taken(steps.log)]
     assert idle == [True, False, False, False, False, True, True]
+    steps.uninstall()
+
+
+def test_a_device_that_is_never_idle_has_all_periods(worker: Any) -> None:
+    cuda, steps = Cuda(), Steps()
+    steps.log = StepLog(clock=lambda: TorchClock(cuda))
+    steps.install(lambda: None)
+    server = worker(lambda _: cuda.launch(50.0))
+    steps.log.start()
+    for _ in range(5):
+        step(server, scheduled({"a": 8192}, new=["a"]))
+        time.sleep(0.03)  # the next step begins when the device is almost done
+    cuda.wait()
+    assert [each["period_us"] for each in taken(steps.log)] == [None] + 4 * [100_000.0]
+    steps.uninstall()
 
 
 def test_a_step_without_tokens_is_none(steps: Steps, worker: Any) -> None:

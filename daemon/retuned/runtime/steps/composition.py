@@ -28,12 +28,14 @@ class Composition(NamedTuple):
     """Tokens of all scheduled sequences that were computed before."""
     after_idle: bool = False
     """Whether the server had waited for work before this step."""
+    may_have_waited: bool = False
+    """Whether the gap before this step on the device's timeline tells; see `Gaps`."""
 
 
 def composition(output: Any) -> Composition:  # noqa: ANN401 - a SchedulerOutput
     """Return the composition of a step of vLLM.
 
-    ``after_idle`` says that no sequence of the step before runs on: the server may have waited.
+    Where no sequence of the step before runs on, the server may have waited.
 
     Raises
     ------
@@ -46,7 +48,9 @@ def composition(output: Any) -> Composition:  # noqa: ANN401 - a SchedulerOutput
     context = sum(cached.num_computed_tokens)
     for new in output.scheduled_new_reqs:
         context += new.num_computed_tokens
-    return Composition(tokens - decode, decode, context, not cached.req_ids)
+    return Composition(
+        tokens - decode, decode, context, after_idle=False, may_have_waited=not cached.req_ids
+    )
 
 
 class Gaps:
@@ -54,7 +58,8 @@ class Gaps:
 
     Requests of one token each end with their step, also while others wait. A server that takes the
     next one at once needs the same short time between its steps again and again. A longer gap is
-    one in which it waited.
+    one in which it waited. Gaps are those of the device, where there is one: the host waits for
+    the device in every step of a busy server.
     """
 
     def __init__(self) -> None:

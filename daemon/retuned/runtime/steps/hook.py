@@ -26,7 +26,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from retuned.runtime.schema import Refused
-from retuned.runtime.steps.composition import Composition, Gaps, GraphNote, composition, described
+from retuned.runtime.steps.composition import Composition, GraphNote, composition, described
 from retuned.runtime.steps.log import StepLog
 from retuned.runtime.tunables.records import bucket
 
@@ -98,7 +98,6 @@ class Steps:
         self._resume: dict[str, threading.Event] = {}
         self._paused = threading.Lock()
         """Held by the thread of a pause."""
-        self._gaps, self._ended_s = Gaps(), 0.0
         self._halfway_s = 0.0
         """When the first call of a step returned whose second one is due; 0 if none is."""
         self._marked = False
@@ -212,7 +211,6 @@ class Steps:
                 self.log.rest(graph)
             else:
                 self.log.end(graph)
-                self._ended_s = time.monotonic()
         except Exception:
             log.exception("steps are not recorded any more; they run as the server's own")
             self.log.fail("record-failed")
@@ -244,9 +242,6 @@ class Steps:
     def _record(self, worker: Any, scheduler_output: Any) -> None:  # noqa: ANN401
         try:
             work = composition(scheduler_output)
-            if work.after_idle:
-                waited = self._gaps.waited(time.monotonic() - self._ended_s)
-                work = work._replace(after_idle=waited)
             self.graph.begin(getattr(worker, "model_runner", None))
             self.log.begin(work)
         except AttributeError:

@@ -31,7 +31,7 @@ from typing import Any
 from retuned.runtime.schema import Refused
 from retuned.runtime.shadow.device import quiet
 from retuned.runtime.steps.clock import Mark, StepClock, step_clock
-from retuned.runtime.steps.composition import Composition
+from retuned.runtime.steps.composition import Composition, Gaps
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +108,7 @@ class StepLog:
         """The oldest step that has ended on the host only."""
         self._pending: deque[_Step] = deque(maxlen=self._size)
         self._ring: deque[Record] = deque(maxlen=self._size)
+        self._gaps = Gaps()
 
     def after_fork(self) -> None:
         """Start over in a child; events of the parent are kept alive, not freed."""
@@ -191,7 +192,7 @@ class StepLog:
             step = self._head
             if step.end is not None and not step.clock.arrived(step.end):
                 return
-            self._ring.append(_record(step))
+            self._ring.append(_record(step, self._gaps))
             self._head = None
             for mark in (step.begin, step.before):  # the end is the next step's
                 if mark is not None:
@@ -253,18 +254,27 @@ class StepLog:
         self.fault = reason
 
 
-def _record(step: _Step) -> Record:
+def _record(step: _Step, gaps: Gaps) -> Record:
     clock, end = step.clock, step.end
     period_us = busy_us = None
-    if end is not None and step.before is not None:
+    if end is not None and step.before is not None and not _waited(step, gaps):
         period_us = round(clock.elapsed_us(step.before, end), 2)
     if end is not None and step.begin is not None and clock.on_device:
         busy_us = round(clock.elapsed_us(step.begin, end), 2)
-    prefill, decode, context, _ = step.work
+    prefill, decode, context = step.work[:3]
     return (
         *(step.index, step.arm, prefill, decode, context, step.graph),
         *(period_us, busy_us, round(1e6 * step.host_s, 2), round(step.ended_s, 6)),
     )
+
+
+def _waited(step: _Step, gaps: Gaps) -> bool:
+    """Return whether the server waited for work before a step whose earlier one has an end."""
+    if not step.work.may_have_waited:
+        return False
+    if step.begin is None:  # it began during a capture
+        return True
+    return gaps.waited(1e-6 * step.clock.elapsed_us(step.before, step.begin))
 
 
 def arm_in(request: Mapping[str, object]) -> str | None:
