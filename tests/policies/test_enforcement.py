@@ -33,12 +33,16 @@ NOTES = {"apiVersion", "kind", "metadata.labels", "metadata.annotations"}
 DAEMON = Path(__file__).resolve().parents[2] / "daemon" / "retuned"
 READERS = (
     *(DAEMON / "control").glob("*.py"),
+    DAEMON / "stages" / "watch" / "proof" / "service_level.py",
     DAEMON / "standalone" / "sentinel.py",
     DAEMON / "standalone" / "tunable_experiments.py",
 )
 CONDITIONAL = {
     "spec.breakGlass.maxPods": "break_glass.max_pods",
     "spec.liveProof.sentinel": "rule.sentinel",
+    "spec.liveProof.slo.itlP99Ms": "bounds.itl_p99_ms",
+    "spec.liveProof.slo.maxQueue": "bounds.max_queue",
+    "spec.liveProof.slo.ttftP99Ms": "bounds.ttft_p99_ms",
     "spec.pauses.experiments": "limits.pauses.experiments",
     "spec.pauses.longestMs": "limits.pauses.longest_ms",
     "spec.pauses.maxShare": "limits.pauses.max_share",
@@ -92,6 +96,7 @@ def whole() -> KernelTuningPolicy:
     spec["windows"] = [
         {"kind": "allow", "schedule": "* * * * *", "duration": "2m", "overrun": "Stop"}
     ]
+    spec["liveProof"]["windows"] = [{"kind": "allow", "schedule": "* * * * *", "duration": "2m"}]
     spec["rollout"]["canary"]["steps"] = [
         {"fraction": 0.5, "minChecks": 1, "minSeconds": 0, "patience": "1h"}
     ]

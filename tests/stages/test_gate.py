@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.expect import raises_invalid
 
 from retuned.contract import Digest, Guard, TrustClass
 from retuned.stages.gate import (
@@ -30,6 +31,7 @@ from retuned.stages.gate import (
     person,
     select_policy,
     under,
+    windows_of,
 )
 from retuned.stages.proposal import Proposal, Risk
 from retuned.stages.verdict import Interval
@@ -425,6 +427,41 @@ def test_a_closed_window_schedules_and_says_when_it_opens() -> None:
     opened = answer(subject, rules, says("ada", rules), now=NOW.replace(hour=22))
     assert opened.state is GateState.APPROVED
     assert opened.next_change_at == NOW.replace(day=19, hour=0)
+
+
+@pytest.mark.parametrize("mode", ["required", "observe"])
+def test_a_swap_waits_for_the_windows_of_its_live_proof(mode: str) -> None:
+    """The night is for proofs, and swaps are forbidden on the eighteenth."""
+    proofs = {"mode": mode, "windows": [NIGHT]}
+    rules = policy(windows=[TODAY], liveProof=proofs, gates=gate(ttl="7d"))
+    subject = proposal(expires_at=NOW + timedelta(days=2))
+    waits = answer(subject, rules, says("ada", rules))
+    assert verdict(waits) == (GateState.SCHEDULED, GateReason.WINDOW_CLOSED)
+    assert "for live proofs: " in waits.detail
+    assert waits.next_change_at == NOW.replace(day=19, hour=0), "the later of both"
+    later = answer(subject, rules, says("ada", rules), now=NOW.replace(day=19, hour=1))
+    assert later.state is GateState.SCHEDULED
+    assert later.next_change_at == NOW.replace(day=19, hour=22)
+    opened = answer(subject, rules, says("ada", rules), now=NOW.replace(day=19, hour=22))
+    assert opened.state is GateState.APPROVED
+    assert opened.next_change_at == NOW.replace(day=20, hour=0), "the earlier of both"
+
+
+def test_without_a_proof_its_windows_mean_nothing() -> None:
+    rules = policy(liveProof={"mode": "off", "windows": [NIGHT]}, gates=gate(ttl="7d"))
+    assert answer(proposal(), rules, says("ada", rules)).state is GateState.APPROVED
+
+
+def test_a_deny_window_of_proofs_denies_no_swap_in_progress() -> None:
+    rules = policy(liveProof={"windows": [TODAY]}, gates=gate())
+    state = windows_of(rules, now=NOW)
+    assert (state.allowed, state.denied) == (False, False)
+
+
+def test_windows_of_proofs_have_no_overrun() -> None:
+    place = ("spec", "liveProof", "windows", 0, "overrun")
+    with raises_invalid(*place, kind="extra_forbidden"):
+        policy(liveProof={"windows": [NIGHT | {"overrun": "Stop"}]})
 
 
 def test_broken_glass_opens_a_closed_window_but_neither_a_deny_nor_a_freeze() -> None:

@@ -92,7 +92,7 @@ def ask(resource: SwapProposal, facts: RolloutFacts, *, now: datetime) -> GateRe
     return GateResult(
         answer=answer,
         chosen=chosen,
-        windows=gate.judge_windows(chosen.policy.spec.windows, now=now) if chosen else None,
+        windows=gate.windows_of(chosen.policy, now=now) if chosen else None,
         frozen_by=standing(freezes, proposal, now=now),
     )
 

@@ -5,7 +5,7 @@ are the schema of ``KernelTuningPolicy``; `windows` has the maintenance windows;
 decisions and gate decisions; `quorum` and `decide` make the gate decision.
 """
 
-from retuned.stages.gate.decide import decide, explain, under, utc_minute
+from retuned.stages.gate.decide import decide, explain, under, utc_minute, windows_of
 from retuned.stages.gate.enforcement import (
     CLUSTER_ONLY,
     ClusterOnlyField,
@@ -52,6 +52,7 @@ from retuned.stages.gate.records import (
 from retuned.stages.gate.select import GPU_MODEL_LABEL, PolicyChoice, policy_for, select_policy
 from retuned.stages.gate.windows import (
     Overrun,
+    ProofWindow,
     Window,
     WindowKind,
     WindowState,
@@ -88,6 +89,7 @@ __all__ = [
     "PolicyChoice",
     "PolicyLimits",
     "PolicySpec",
+    "ProofWindow",
     "Rollout",
     "ServiceLevels",
     "StopPolicy",
@@ -110,4 +112,5 @@ __all__ = [
     "select_policy",
     "under",
     "utc_minute",
+    "windows_of",
 ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from retuned.contract import Digest, TrustClass
+from retuned.stages.gate.limits import LiveProofMode
 from retuned.stages.gate.policy import Approvals, Gate, KernelTuningPolicy, Mode
 from retuned.stages.gate.quorum import Quorum, breaks_glass, count
 from retuned.stages.gate.records import (
@@ -18,7 +19,7 @@ from retuned.stages.gate.records import (
     SwapDecision,
     TuningFreeze,
 )
-from retuned.stages.gate.windows import judge_windows
+from retuned.stages.gate.windows import WindowState, both, judge_windows
 from retuned.stages.proposal import Proposal, Risk
 
 
@@ -315,6 +316,14 @@ def _with(quorum: Quorum, glass: str | None, unglassed: tuple[Ignored, ...]) -> 
     return replace(quorum, counted=(glass,), missing=0, missing_from=())
 
 
+def windows_of(policy: KernelTuningPolicy, *, now: datetime) -> WindowState:
+    """Return when a swap of this policy may start: its windows, and those of its live proof."""
+    swaps, rule = judge_windows(policy.spec.windows, now=now), policy.spec.live_proof
+    if rule.mode is LiveProofMode.OFF or not rule.windows:
+        return swaps
+    return both(swaps, judge_windows(rule.windows, now=now))
+
+
 def _door(case: _Case, policy: KernelTuningPolicy, *, reason: GateReason) -> GateDecision:
     """Decide whether an approved swap may start now.
 
@@ -334,7 +343,7 @@ def _door(case: _Case, policy: KernelTuningPolicy, *, reason: GateReason) -> Gat
             detail="; ".join(f"{f.id} by {f.user} {f.reason}".strip() for f in standing),
             next_change_at=max(ends) if len(ends) == len(standing) else None,
         )
-    windows = judge_windows(policy.spec.windows, now=case.now)
+    windows = windows_of(policy, now=case.now)
     broken = reason is GateReason.BREAK_GLASS and not windows.denied
     if not windows.allowed and not broken:
         return case.answer(

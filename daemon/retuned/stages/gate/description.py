@@ -77,6 +77,8 @@ def live_proof_words(rule: LiveProof) -> tuple[str, ...]:
         f"differences of step time under {rule.min_effect:.2%} do not count."
     )
     bounds = _slo_words(rule)
+    if rule.windows:
+        bounds = ("A swap starts only in the windows of the proof, and in those of swaps.", *bounds)
     if rule.mode is LiveProofMode.OBSERVE:
         return (measured, *bounds, "The verdict is reported, and the swap is kept whatever it is.")
     confirmed = f", once {rule.long_blocks} pairs of 10 s confirm it" if rule.long_blocks else ""

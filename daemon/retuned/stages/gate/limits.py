@@ -19,6 +19,7 @@ from retuned.stages.gate.values import (
     PositiveDuration,
     parse_duration,
 )
+from retuned.stages.gate.windows import ProofWindow
 
 _DAY = parse_duration("24h")
 
@@ -148,6 +149,10 @@ class LiveProof(PolicyModel):
     One pair of blocks of 10 s runs at a random moment of each period. On one machine only."""
     slo: ServiceLevels = ServiceLevels()
     """Service levels under which no swap is measured. On one machine only."""
+    windows: tuple[ProofWindow, ...] = Field(default=(), max_length=64)
+    """When a swap may start so that its proof begins then, as `spec.windows`; none is always.
+
+    A proof that has begun goes on, and `off` asks for none."""
 
 
 class BatchInvariance(StrEnum):

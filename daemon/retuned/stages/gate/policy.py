@@ -212,6 +212,7 @@ _ADDED = (
     "liveProof",
     "liveProof.sentinel",
     "liveProof.slo",
+    "liveProof.windows",
     "pauses",
     "rollout.canary.lease",
     "rollout.canary.orphan",

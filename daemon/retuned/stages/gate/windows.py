@@ -95,7 +95,7 @@ def check_schedule(schedule: str) -> str:
     return schedule
 
 
-class Window(PolicyModel):
+class ProofWindow(PolicyModel):
     """A span of time that repeats."""
 
     kind: WindowKind
@@ -106,8 +106,6 @@ class Window(PolicyModel):
     """How long it stays open, elapsed time."""
     time_zone: str = Field(default="UTC", max_length=64)
     """IANA name, such as ``Europe/Berlin``."""
-    overrun: Overrun = Overrun.STOP
-    """What happens to a swap in progress at the end of an allow or the start of a deny window."""
     description: str = Field(default="", max_length=500)
     """Free text."""
 
@@ -160,6 +158,13 @@ class Window(PolicyModel):
         return next(self.starts(now, back=False), None)
 
 
+class Window(ProofWindow):
+    """A span of time for swaps."""
+
+    overrun: Overrun = Overrun.STOP
+    """What happens to a swap in progress at the end of an allow or the start of a deny window."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowState:
     """State of the windows at one moment."""
@@ -174,7 +179,7 @@ class WindowState:
     """When `allowed` changes next; None if no change is predicted."""
 
 
-def judge_windows(windows: Sequence[Window], *, now: datetime) -> WindowState:
+def judge_windows(windows: Sequence[ProofWindow], *, now: datetime) -> WindowState:
     """Decide whether a swap may start now, and when that changes."""
     denies = [w for w in windows if w.kind is WindowKind.DENY and w.open_until(now)]
     allows = [w for w in windows if w.kind is WindowKind.ALLOW]
@@ -184,6 +189,26 @@ def judge_windows(windows: Sequence[Window], *, now: datetime) -> WindowState:
         denied=bool(denies),
         why="; ".join(_name(window) for window in named),
         next_change_at=_next_change(windows, now),
+    )
+
+
+def both(swaps: WindowState, proofs: WindowState) -> WindowState:
+    """Return when a swap may start whose live proof has windows of its own.
+
+    A deny window of proofs keeps swaps from starting; it does not deny those in progress.
+    """
+    shut = [each for each in (swaps, proofs) if not each.allowed]
+    changes = [each.next_change_at for each in shut or (swaps, proofs)]
+    known = [change for change in changes if change is not None]
+    if shut:
+        change = max(known) if len(known) == len(changes) else None
+    else:
+        change = min(known, default=None)
+    named = [swaps.why] if swaps.why and (swaps in shut or not shut) else []
+    if proofs.why and (proofs in shut or not shut):
+        named.append(f"for live proofs: {proofs.why}")
+    return WindowState(
+        allowed=not shut, denied=swaps.denied, why="; ".join(named), next_change_at=change
     )
 
 
@@ -208,14 +233,14 @@ def may_finish(windows: Sequence[Window], *, started: datetime, now: datetime) -
     return bool(blocking) and all(window.overrun is Overrun.FINISH for window in blocking)
 
 
-def _allowed(windows: Sequence[Window], now: datetime) -> bool:
+def _allowed(windows: Sequence[ProofWindow], now: datetime) -> bool:
     if any(w.kind is WindowKind.DENY and w.open_until(now) for w in windows):
         return False
     allows = [w for w in windows if w.kind is WindowKind.ALLOW]
     return not allows or any(w.open_until(now) for w in allows)
 
 
-def _next_change(windows: Sequence[Window], now: datetime) -> datetime | None:
+def _next_change(windows: Sequence[ProofWindow], now: datetime) -> datetime | None:
     denies = [w for w in windows if w.kind is WindowKind.DENY]
     allows = [w for w in windows if w.kind is WindowKind.ALLOW]
     today, moment = _allowed(windows, now), now
@@ -230,7 +255,7 @@ def _next_change(windows: Sequence[Window], now: datetime) -> datetime | None:
 
 
 def _unchanged_until(
-    denies: Sequence[Window], allows: Sequence[Window], now: datetime
+    denies: Sequence[ProofWindow], allows: Sequence[ProofWindow], now: datetime
 ) -> datetime | None:
     """Return the first moment at which the state may differ from the one at `now`."""
     shut = [end for w in denies if (end := w.open_until(now))]
@@ -243,6 +268,6 @@ def _unchanged_until(
     return min([*next_denies, *([max(opened)] if opened else [])], default=None)
 
 
-def _name(window: Window) -> str:
+def _name(window: ProofWindow) -> str:
     about = window.description or f"{window.schedule} {window.time_zone}"
     return f"{window.kind} window ({about})"
