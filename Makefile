@@ -1,7 +1,8 @@
 # The same commands locally and in CI.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format sync lock images story vllm vllm-cpu e2e cluster-tools cluster-lacks monitoring-tools browser-packages
+.PHONY: help setup demo test quick check format sync lock images story vllm vllm-cpu e2e cluster-tools cluster-lacks monitoring-tools browser-packages
 BIN := .venv/bin
+QUICK := cli conformance control node policies report runtime_client stages store tuned_files test_files.py test_settings.py
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -14,6 +15,9 @@ demo: setup  ## the whole loop on this machine: make demo ARGS=--yes
 
 test: setup  ## run all tests: make test ARGS="-k gate"
 	@$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
+
+quick: setup  ## the tests of decisions, stores, commands and reports, in under three minutes
+	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow" $(QUICK:%=tests/%) $(ARGS)
 
 check: setup  ## what CI checks: format, lint, types, layers
 	$(BIN)/ruff format --check .

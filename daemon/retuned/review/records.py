@@ -297,6 +297,8 @@ class ProposalDetails:
     """What the whole server gained; None where it was not measured."""
     forecast: Forecast | None = None
     """Predicted gain of a step; None without one."""
+    plan: tuple[str, ...] = ()
+    """What a live proof will do by the policy in force, in sentences; empty where it is unknown."""
     live_proof: ProofState | None = None
     """Pairs with the swap on and off in live traffic; None where it was not proven."""
     roofs: Roofs | None = None

@@ -98,6 +98,12 @@ def worth_of(
     )
 
 
+def _plan(case: ProposalDetails) -> Iterator[tuple[str, str]]:
+    """Yield what a live proof would do; nothing once the swap has begun."""
+    if case.row.standing is ReviewPhase.OPEN and case.plan:
+        yield "live proof", " ".join(case.plan)
+
+
 _SETTLED = {
     ReviewPhase.IN_PLACE: "good",
     ReviewPhase.GOING_BACK: "bad",
@@ -228,7 +234,7 @@ def proposal_view(case: ProposalDetails, *, now: datetime) -> ProposalView:
         state=_state(row, now=now),
         tone=_tone(row),
         subject=(*subject_fields(proposal), *origin_fields(proposal, now=now)),
-        worth=tuple(worth_of(proposal, case.fleet, forecast=case.forecast)),
+        worth=(*worth_of(proposal, case.fleet, forecast=case.forecast), *_plan(case)),
         gates=tuple(gates_of(document)) if document else (),
         sure=tuple(sure_of(case)),
         words=tuple(_word(each, case, now=now) for each in case.words),

@@ -13,6 +13,7 @@ import typer
 
 from retuned.errors import Refused, UsageError
 from retuned.stages.gate import DecisionKind
+from retuned.stages.gate.description import live_proof_words
 from retuned.text import print_fields, say, short_id
 from retuned_operator.kube.errors import AlreadyExists
 from retuned_operator.kube.resources import DECISIONS, EXPERIMENTS, PROPOSALS
@@ -93,17 +94,29 @@ def show(
     decisions, unreadable = desk.decisions(found)
     for error in unreadable:
         say(f"kubectl retuned: cannot be read, and holds proposals back: {error}")
+    plan = _plan(found, desk)
     print_answer(
         output,
         texts.summary(found)
         | {
+            "live_proof_plan": plan,
             "decisions": [texts.decision_body(each) for each in decisions],
             "proposal": write(found),
             "unreadable": [str(error) for error in unreadable],
         },
         names=[f"swapproposal.retuned.dev/{found.metadata.name}"],
-        text=lambda: texts.print_proposal(found, decisions, now=desk.now),
+        text=lambda: texts.print_proposal(found, decisions, plan=plan, now=desk.now),
     )
+
+
+def _plan(found: SwapProposal, desk: ClusterSession) -> list[str]:
+    """Return what a live proof will do, in sentences; empty once it has swapped."""
+    if not found.status.phase.is_before_swap:
+        return []
+    try:
+        return list(live_proof_words(desk.policy(found).spec.live_proof))
+    except Refused:  # no policy, or not judged yet: the gate's sentence says so
+        return []
 
 
 def approve(

@@ -118,11 +118,15 @@ def subject(found: SwapProposal, *, now: datetime) -> list[tuple[str, str]]:
 
 
 def print_proposal(
-    found: SwapProposal, decisions: Sequence[SwapDecision], *, now: datetime
+    found: SwapProposal, decisions: Sequence[SwapDecision], *, plan: Sequence[str], now: datetime
 ) -> None:
-    """Print everything a person needs to decide, and how far it is."""
+    """Print everything a person needs to decide, and how far it is.
+
+    `plan` says what a live proof will do.
+    """
     said = [(str(each.spec.decision), _said(each, now=now)) for each in decisions]
-    print_fields([*subject(found, now=now), *_progress(found), *said])
+    planned = [("live proof" if at == 0 else "", words) for at, words in enumerate(plan)]
+    print_fields([*subject(found, now=now), *planned, *_progress(found), *said])
     _print_pods(found)
     if found.status.phase in _ASKS:
         artifact = found.spec.artifact.digest

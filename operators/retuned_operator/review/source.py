@@ -31,6 +31,7 @@ from retuned.review.records import (
     review_phase_of,
 )
 from retuned.stages.gate import DecisionKind
+from retuned.stages.gate.description import live_proof_words
 from retuned.stages.watch import Account
 from retuned_operator.controllers import objects
 from retuned_operator.controllers.accelerators import gpus_of_all
@@ -140,6 +141,7 @@ def case_of(
         fleet=fleet,
         commands=tuple(_commands(found)),
         comment_wanted=wants_comment(found, policy),
+        plan=() if policy is None else live_proof_words(policy.spec.live_proof),
     )
 
 

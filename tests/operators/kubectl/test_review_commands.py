@@ -9,6 +9,8 @@ from tests.fakeapi.faults import Fault
 from tests.operators.examples import ARTIFACT
 from tests.operators.kubectl.conftest import Cluster, Run
 
+from retuned.stages.gate import LiveProof
+from retuned.stages.gate.description import live_proof_words
 from retuned_operator.kube.resources import DECISIONS, EXPERIMENTS, POLICIES, PROPOSALS
 from retuned_operator.schema import SwapDecision, read
 
@@ -91,6 +93,26 @@ def test_show_says_all_that_a_decision_needs_and_the_command(cluster: Cluster, r
     for part in (ARTIFACT, "MI300X", "Approve", "by ada", "numbers look right", "1 <= M <= 64"):
         assert part in text
     assert f"kubectl retuned approve serving/{NAME} --digest {ARTIFACT}" in text
+
+
+def test_before_a_swap_show_says_what_its_live_proof_will_do(cluster: Cluster, run: Run) -> None:
+    cluster.proposal(cluster.policy(liveProof={"mode": "required", "maxDuration": "12m"}))
+    text = " ".join(run("show", NAME).split())
+    assert "at most 12 minutes" in text
+    plan = run("show", NAME, "-o", "json")["live_proof_plan"]
+    assert plan == list(live_proof_words(LiveProof(mode="required", max_duration="12m")))
+    assert " ".join(plan[:2]) in text
+
+
+@pytest.mark.parametrize("phase", ["Canary", "Promoted"])
+def test_a_swap_that_has_begun_has_no_plan(cluster: Cluster, run: Run, phase: str) -> None:
+    cluster.proposal(cluster.policy(), phase=phase)
+    assert run("show", NAME, "-o", "json")["live_proof_plan"] == []
+
+
+def test_without_a_policy_there_is_no_plan(cluster: Cluster, run: Run) -> None:
+    cluster.proposal(None)
+    assert run("show", NAME, "-o", "json")["live_proof_plan"] == []
 
 
 def test_an_approval_is_bound_to_artifact_policy_and_person(cluster: Cluster, run: Run) -> None:

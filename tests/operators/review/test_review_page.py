@@ -65,6 +65,14 @@ def test_without_a_reason_that_the_policy_asks_for_nothing_is_written(page: Page
     assert said(page.cluster) == []
 
 
+def test_the_page_says_what_a_live_proof_will_do_until_the_swap_begins(page: Page) -> None:
+    found = page.cluster.proposal(page.cluster.policy(liveProof={"maxDuration": "12m"}))
+    assert "at most 12 minutes" in page.get(f"/proposals/{NAME}").text
+    place = page.cluster.fake.api().get(PROPOSALS, found.metadata.name, namespace="serving")
+    page.cluster.fake.set_status(PROPOSALS, place, phase="Promoted")
+    assert "at most 12 minutes" not in page.get(f"/proposals/{NAME}").text
+
+
 def test_who_may_only_look_is_refused_by_the_api_server(page: Page) -> None:
     page.cluster.proposal(page.cluster.policy())
     shown = page.get(f"/proposals/{NAME}", who="eve")

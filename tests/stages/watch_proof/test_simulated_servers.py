@@ -35,6 +35,7 @@ from retuned.stages.watch.proof import (
     predict,
 )
 
+pytestmark = pytest.mark.slow
 LONG_LOOK = SHORT.model_copy(update={"max_duration_s": 420.0})
 
 
@@ -49,7 +50,6 @@ def verdicts(found: list[ProofReport]) -> Counter[Verdict]:
     return Counter(report.verdict for report in found)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_servers_without_effect_have_at_most_one_per_cent_of_false_verdicts() -> None:
     # The first of the 1,000 of benchmarks/live_proof.py, which take minutes.
