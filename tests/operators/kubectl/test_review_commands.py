@@ -100,7 +100,8 @@ def test_before_a_swap_show_says_what_its_live_proof_will_do(cluster: Cluster, r
     text = " ".join(run("show", NAME).split())
     assert "at most 12 minutes" in text
     plan = run("show", NAME, "-o", "json")["live_proof_plan"]
-    assert plan == list(live_proof_words(LiveProof(mode="required", max_duration="12m")))
+    rule = LiveProof.model_validate({"mode": "required", "maxDuration": "12m"})
+    assert plan == list(live_proof_words(rule))
     assert " ".join(plan[:2]) in text
 
 
