@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import string
 import uuid
@@ -133,7 +134,7 @@ class Objects:
             owned = self._owned[made["metadata"]["uid"]] = patches.Ownership()
             owned.apply(writer.manager, old=made, given=given, force=True)
             return made
-        owned = copied(self._owned[old["metadata"]["uid"]])
+        owned = copy.deepcopy(self._owned[old["metadata"]["uid"]])
         body = owned.apply(writer.manager, old=old, given=given, force=writer.force)
         version = given["metadata"].get("resourceVersion")
         if version:

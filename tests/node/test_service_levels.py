@@ -15,8 +15,6 @@ from retuned.node.service_levels import HttpServiceCounts, LevelWatch, served
 from retuned.stages.gate import ServiceLevels
 
 BUCKETS = (0.01, 0.1, 1.0)
-
-
 LABELS = ("engine", "model_name")
 
 

@@ -198,7 +198,7 @@ def cautions(settings: Settings) -> Iterator[str]:
         if limits.live_proof.slo.asked and not settings.server_metrics_url:
             yield (
                 f"policy {policy.full_name} bounds service levels and server_metrics_url is not "
-                "set, so nothing it decides about is proven on live traffic"
+                "set, so no swap that it decides about is proven on live traffic"
             )
         if limits.capture and settings.capture_inputs:
             yield f"policy {policy.full_name}: inputs of the server are captured for experiments"

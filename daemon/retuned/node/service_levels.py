@@ -15,10 +15,11 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from retuned.errors import TemporaryError, UsageError
+from retuned.errors import TemporaryError
 from retuned.ports import ServiceCounts
 from retuned.stages.gate import ServiceLevels
 from retuned.stages.watch.proof.service_level import WINDOW_S, Histogram, Served, breach, continues
+from retuned.urls import check_url
 
 log = logging.getLogger(__name__)
 
@@ -34,28 +35,24 @@ _MAX_BYTES = 8 * 2**20
 
 
 class HttpServiceCounts:
-    """Reads a server's metrics page.
+    """Reads the metrics page of a server.
 
     Parameters
     ----------
     url
-        Its address, such as `http://127.0.0.1:8000/metrics`.
+        Address of the page, such as `http://127.0.0.1:8000/metrics`.
     now
         A monotonic clock, seconds.
 
     Raises
     ------
     UsageError
-        If the address is none.
+        If it is not a plain http or https address.
     """
 
     def __init__(self, url: str, *, now: Callable[[], float] = time.monotonic) -> None:
-        found = httpx.URL(url)
-        if found.scheme not in ("http", "https") or not found.host:
-            raise UsageError(
-                "server_metrics_url must begin with http:// or https:// and name a host"
-            )
-        self._url, self._now = found, now
+        check_url(url, what="server_metrics_url", secret=False, query=True)
+        self._url, self._now = url, now
         self._http = httpx.Client(timeout=_LIMIT_S, trust_env=False)
 
     def read(self) -> Served:
@@ -76,12 +73,12 @@ class HttpServiceCounts:
 
 
 def served(page: str, *, at_s: float) -> Served:
-    """Return what a metrics page counts; engines of one server are added up.
+    """Return the counts of a metrics page; those of several engines are added.
 
     Raises
     ------
     ValueError
-        If the page is none of Prometheus'.
+        If the page is not in the Prometheus text format.
     """
     names = {*_FIRST_TOKEN, *_BETWEEN_TOKENS, *_WAITING}
     found = {
@@ -110,14 +107,14 @@ def _histogram(samples: Iterable[Sample]) -> Histogram | None:
 
 
 class LevelWatch:
-    """Whether the service levels of a policy are met, over the last seconds.
+    """Tells whether the server met the service levels of a policy in the last seconds.
 
     Parameters
     ----------
     counts
-        Where the server's counts come from.
+        Source of the server's counts.
     bounds
-        The policy's.
+        Service levels of the policy.
     """
 
     def __init__(self, counts: ServiceCounts, bounds: ServiceLevels) -> None:

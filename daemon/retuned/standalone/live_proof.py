@@ -153,12 +153,15 @@ def _asks_for_levels(ctx: Context, proposal: str) -> bool:
     stored = ctx.store.get(RecordKind.PROPOSAL, proposal)
     if stored is None:
         return False
-    rule = rule_of(ctx, Proposal.model_validate(stored.body).definition)
+    try:
+        rule = rule_of(ctx, Proposal.model_validate(stored.body).definition)
+    except (RetunedError, OSError):  # no proof begins without a policy that can be read
+        return False
     return rule is not None and rule.slo.asked
 
 
 def _levels(ctx: Context, rule: LiveProof) -> LevelWatch | None:
-    """Return what the policy's service levels are read by; None without any."""
+    """Return the watch over the policy's service levels; None if it has none."""
     if not rule.slo.asked or ctx.service_counts is None:
         return None
     return LevelWatch(ctx.service_counts, rule.slo)

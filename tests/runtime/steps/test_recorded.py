@@ -99,7 +99,7 @@ def test_a_device_that_is_never_idle_has_all_periods(worker: Any) -> None:
     steps.log.start()
     for _ in range(5):
         step(server, scheduled({"a": 8192}, new=["a"]))
-        time.sleep(0.03)  # the next step begins when the device is almost done
+        time.sleep(0.03)  # longer than a gap that counts as waiting for requests
     cuda.wait()
     assert [each["period_us"] for each in taken(steps.log)] == [None] + 4 * [100_000.0]
     steps.uninstall()

@@ -54,9 +54,9 @@ def verdicts(found: list[ProofReport]) -> Counter[Verdict]:
 def test_servers_without_effect_have_at_most_one_per_cent_of_false_verdicts() -> None:
     # The first of the 1,000 of benchmarks/live_proof.py, which take minutes.
     found = verdicts(reports(GPU_BOUND, Swap(), seeds=range(200)))
-    assert found[Verdict.HELPS] <= 6  # two are expected; a rule with 5 % would give ten
-    assert found[Verdict.HARMS] <= 6
-    assert found[Verdict.NO_MEASURABLE_EFFECT] >= 190
+    assert found[Verdict.HELPS] <= 2
+    assert found[Verdict.HARMS] <= 2
+    assert found[Verdict.NO_MEASURABLE_EFFECT] >= 196
 
 
 @pytest.mark.parametrize("kind", ["gpu-bound", "trend", "periodic-jobs"])

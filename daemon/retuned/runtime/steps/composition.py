@@ -29,13 +29,11 @@ class Composition(NamedTuple):
     after_idle: bool = False
     """Whether the server had waited for work before this step."""
     may_have_waited: bool = False
-    """Whether the gap before this step on the device's timeline tells; see `Gaps`."""
+    """Whether no sequence of the step before runs on; then the gap before it decides: `Gaps`."""
 
 
 def composition(output: Any) -> Composition:  # noqa: ANN401 - a SchedulerOutput
     """Return the composition of a step of vLLM.
-
-    Where no sequence of the step before runs on, the server may have waited.
 
     Raises
     ------
@@ -48,9 +46,7 @@ def composition(output: Any) -> Composition:  # noqa: ANN401 - a SchedulerOutput
     context = sum(cached.num_computed_tokens)
     for new in output.scheduled_new_reqs:
         context += new.num_computed_tokens
-    return Composition(
-        tokens - decode, decode, context, after_idle=False, may_have_waited=not cached.req_ids
-    )
+    return Composition(tokens - decode, decode, context, may_have_waited=not cached.req_ids)
 
 
 class Gaps:
@@ -58,8 +54,8 @@ class Gaps:
 
     Requests of one token each end with their step, also while others wait. A server that takes the
     next one at once needs the same short time between its steps again and again. A longer gap is
-    one in which it waited. Gaps are those of the device, where there is one: the host waits for
-    the device in every step of a busy server.
+    one in which it waited. With a GPU the gaps are those of its timeline, because the host of a
+    busy server waits for the GPU in every step.
     """
 
     def __init__(self) -> None:

@@ -269,7 +269,7 @@ def _record(step: _Step, gaps: Gaps) -> Record:
 
 
 def _waited(step: _Step, gaps: Gaps) -> bool:
-    """Return whether the server waited for work before a step whose earlier one has an end."""
+    """Return whether the server waited for work before a step with a known end before it."""
     if not step.work.may_have_waited:
         return False
     if step.begin is None:  # it began during a capture

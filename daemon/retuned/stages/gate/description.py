@@ -78,7 +78,10 @@ def live_proof_words(rule: LiveProof) -> tuple[str, ...]:
     )
     bounds = _slo_words(rule)
     if rule.windows:
-        bounds = ("A swap starts only in the windows of the proof, and in those of swaps.", *bounds)
+        bounds = (
+            "A swap starts only while the windows of swaps and those of live proofs are open.",
+            *bounds,
+        )
     if rule.mode is LiveProofMode.OBSERVE:
         return (measured, *bounds, "The verdict is reported, and the swap is kept whatever it is.")
     confirmed = f", once {rule.long_blocks} pairs of 10 s confirm it" if rule.long_blocks else ""

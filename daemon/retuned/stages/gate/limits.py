@@ -111,11 +111,11 @@ class ServiceLevels(PolicyModel):
     """
 
     ttft_p99_ms: int | None = Field(default=None, ge=1, le=3_600_000)
-    """Longest time to the first token of 99 of 100 requests, milliseconds; none is no bound."""
+    """Longest time to the first token of 99 of 100 requests, milliseconds; default no bound."""
     itl_p99_ms: int | None = Field(default=None, ge=1, le=3_600_000)
-    """Longest time between two tokens in 99 of 100 cases, milliseconds; none is no bound."""
+    """Longest time between two tokens in 99 of 100 cases, milliseconds; default no bound."""
     max_queue: int | None = Field(default=None, ge=0, le=10**9)
-    """Most requests that wait; none is no bound."""
+    """Most requests that wait; default no bound."""
 
     @property
     def asked(self) -> bool:
@@ -148,11 +148,11 @@ class LiveProof(PolicyModel):
 
     One pair of blocks of 10 s runs at a random moment of each period. On one machine only."""
     slo: ServiceLevels = ServiceLevels()
-    """Service levels under which no swap is measured. On one machine only."""
+    """Service levels that the server must meet while a swap is measured. On one machine only."""
     windows: tuple[ProofWindow, ...] = Field(default=(), max_length=64)
-    """When a swap may start so that its proof begins then, as `spec.windows`; none is always.
+    """Times at which a swap with a live proof may start, beside `spec.windows`; default always.
 
-    A proof that has begun goes on, and `off` asks for none."""
+    A proof that has begun goes on. With `mode: off` they have no effect."""
 
 
 class BatchInvariance(StrEnum):

@@ -193,9 +193,9 @@ def judge_windows(windows: Sequence[ProofWindow], *, now: datetime) -> WindowSta
 
 
 def both(swaps: WindowState, proofs: WindowState) -> WindowState:
-    """Return when a swap may start whose live proof has windows of its own.
+    """Combine the windows of swaps with those of live proofs: a swap may start in both.
 
-    A deny window of proofs keeps swaps from starting; it does not deny those in progress.
+    A deny window of proofs does not end a swap in progress, so `denied` is that of swaps.
     """
     shut = [each for each in (swaps, proofs) if not each.allowed]
     changes = [each.next_change_at for each in shut or (swaps, proofs)]

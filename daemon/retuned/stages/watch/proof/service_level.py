@@ -1,7 +1,7 @@
 """Service levels while a swap is proven: whether a server meets the bounds of a policy. Pure.
 
-Nothing about the swap is concluded from them, because load has the same effect. A breach switches
-the swap off until the levels are met again.
+A breach switches the swap off until the server meets the levels again. It says nothing about the
+swap, because load has the same effect.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from retuned.stages.gate import ServiceLevels
 WINDOW_S = 10.0
 """Time over which latencies are counted, seconds."""
 LEAST_COUNT = 20
-"""Fewer values in that time give no quantile: one request would decide."""
+"""Least number of values for a quantile; of fewer, a single request would decide."""
 _SHARE = 0.99
 
 
@@ -32,7 +32,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a server has counted of its requests; None for what it does not have."""
+    """Counts of a server's requests; None where the server has no such count."""
 
     at_s: float
     """When it was read, seconds of a monotonic clock."""
@@ -47,15 +47,14 @@ class Served:
 def breach(before: Served, after: Served, bounds: ServiceLevels) -> str:
     """Return which bound is not met, a phrase; empty if all are.
 
-    A count that a bound needs and that the server does not have is a breach: what cannot be seen is
-    not taken for met.
+    A bound whose count the server does not have is a breach.
 
     Parameters
     ----------
     before, after
-        Counts at the begin and at the end of the time that is judged, which `continues` compares.
+        Counts at the begin and at the end of the judged time; `continues` holds for them.
     bounds
-        The policy's.
+        Service levels of the policy.
 
     Examples
     --------
