@@ -34,8 +34,8 @@ def test_a_swap_that_its_experiment_has_proven_and_that_harms_the_server_is_take
 ) -> None:
     policy = tmp_path / "policy.yaml"
     text = demo._POLICY.read_text(encoding="utf-8")
-    assert "maxDuration: 90s" in text
-    policy.write_text(text.replace("maxDuration: 90s", "maxDuration: 5m"), encoding="utf-8")
+    assert "maxDuration: 3m" in text
+    policy.write_text(text.replace("maxDuration: 3m", "maxDuration: 5m"), encoding="utf-8")
     config = demo._write_config(tmp_path, policy, demo.Device.CPU)
     config.write_text(json.dumps(json.loads(config.read_text()) | SHORT))
     options = DemoOptions(

@@ -186,3 +186,18 @@ def test_replays_are_the_servers_own_while_they_are_not_counted(own: bool) -> No
     assert {k: v for k, v in vars(Graph).items() if not k.startswith("__")} == {
         k: v for k, v in stock.items() if not k.startswith("__")
     }
+
+
+def test_a_block_of_a_live_proof_holds_profiler_windows_back() -> None:
+    host, now_s = RuntimeHost("kept"), [0.0]
+    host.steps.log = StepLog(now_s=lambda: now_s[0])
+    assert host.why_no_window() == ""
+    host.steps.log.start()
+    assert host.why_no_window() == "", "steps are recorded before a swap, too: no block is labelled"
+    host.steps.log.arm = "31-0-on"
+    assert host.why_no_window() == "steps-timed"
+    now_s[0] = LEASE_S + 1.0
+    assert host.why_no_window() == "", "the daemon is gone"
+    host.steps.log.start()
+    host.answer({"op": "overhead-arm", "on": False, "arm": "a"})
+    assert host.why_no_window() == "overhead-measured"

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from retuned.runtime.core import slots as slots_module
 from retuned.runtime.core import tables
+from retuned.runtime.core.reports import slot_state
 from retuned.runtime.core.slots import Slot
 from retuned.runtime.schema import Refused, allows, parse_bounds, parse_spec
 
@@ -312,3 +313,14 @@ def test_a_definition_from_a_stranger_is_read_or_refused(field: str | None, valu
         return
     assert spec.inputs
     assert all(spec.locate(axis) is not None for axis in spec.variable_axes)
+
+
+def test_launches_in_a_report_leave_nothing_to_a_collection_of_garbage() -> None:
+    """What survives a young collection brings a full one nearer, which stops a server."""
+    slot = Slot(definition(), original)
+    for m in range(1, 101):
+        slot(Shaped(m, 8), Shaped(8))
+    reported = slot_state(slot)["launches"]
+    assert len(reported) == 100
+    gc.collect(1)
+    assert not any(gc.is_tracked(entry) for entry in reported)

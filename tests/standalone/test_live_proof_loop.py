@@ -19,7 +19,8 @@ from retuned.stages.gate import FreezeScope, KernelTuningPolicy, TuningFreeze
 from retuned.stages.verdict import SignedEvidence
 from retuned.stages.watch.proof import Arm, StepRecord
 from retuned.stages.watch.proof.service_level import Served
-from retuned.standalone.context import RecordKind
+from retuned.standalone import experiments, live_proof
+from retuned.standalone.context import Context, RecordKind
 from retuned.standalone.daemon import Loop
 from retuned.standalone.facts import quarantined
 from retuned.standalone.savings import calibrations
@@ -216,6 +217,38 @@ def test_a_swap_that_harms_goes_back_by_itself_and_is_blamed(world: World, live:
     assert WINNER.digest in quarantined(world.loop.ctx)
     (lesson,) = [e for e in world.store.events() if e.what == "live-proof-lesson"]
     assert (lesson.detail["verdict"], lesson.detail["candidate"]) == ("harms", WINNER.digest)
+
+
+def test_experiments_wait_for_a_live_proof(
+    world: World, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live.effect = -0.04
+    assert swapped(world, policy()) == "Proving"
+    looks: list[Context] = []
+    monkeypatch.setattr(experiments, "open_experiment", looks.append)
+    world.loop.experiment()
+    assert looks == []
+    live.silent = True
+    world.loop.experiment()
+    assert len(looks) == 1, "no proof begins while the server does not answer"
+    live.silent = False
+    world.loop.measure()
+    assert record(world).phase == "helps"
+    world.loop.experiment()
+    assert len(looks) == 2
+
+
+def test_a_live_proof_waits_for_the_experiment_that_runs(
+    world: World, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert swapped(world, policy()) == "Proving"
+    monkeypatch.setattr(live_proof, "is_wanted", lambda _: False)  # it began before
+    monkeypatch.setattr(experiments, "open_experiment", lambda _: "a plan")
+    monkeypatch.setattr(experiments, "run_experiment", lambda *_: world.loop.measure())
+    world.loop.experiment()
+    assert world.loop.ctx.store.list(RecordKind.LIVE_PROOF) == []
+    world.loop.measure()
+    assert record(world).phase == "no-measurable-effect"
 
 
 @pytest.mark.parametrize("keep", [True, False])

@@ -82,7 +82,7 @@ def demo(
             device=where.value,
             plot=Plot.HARMFUL if harmful_swap else Plot.HELPFUL,
             seed=seed,
-            experiments_timeout_s=400.0 if where is Device.CUDA else 200.0,
+            experiments_timeout_s=400.0 if where is Device.CUDA else 300.0,
         )
         with _terminate_interrupts():
             data = {
@@ -212,7 +212,7 @@ def _write_config(folder: Path, policy: Path, device: Device) -> Path:
         "detector_preset": "demo",
         "lab_cores": list(Cores.choose(wide=gpu).lab),
         "lab_language": "triton" if gpu else "cpu_cpp",
-        # each that comes to a swap takes a minute of live proof
+        # each that comes to a swap takes one to three minutes of live proof
         "experiments_per_day": 3,
         # every child of a GPU lab starts PyTorch, and every variant goes through its compiler
         "experiment_s_per_day": 170.0 if gpu else 90.0,

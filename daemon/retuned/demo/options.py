@@ -32,12 +32,13 @@ class DemoOptions:
     plot: Plot = Plot.HELPFUL
     """Which story is played."""
     rest_s: float = 2.0
-    """The lab rests when no experiment has run for so long; the next one would begin within it."""
+    """The lab rests when no experiment and no live proof has run for so long; the next one would
+    begin within it."""
     baseline_timeout_s: float = 120.0
     """Longest wait for the baseline."""
     drift_timeout_s: float = 60.0
     """Longest wait for the drift report."""
-    experiments_timeout_s: float = 200.0
+    experiments_timeout_s: float = 300.0
     """Longest wait for experiments to rest, counted anew from each step of a proposal or its live
     proof; a person who has to approve is waited for without end."""
     rollback_timeout_s: float = 60.0

@@ -151,7 +151,7 @@ class Story:
         deadline = busy_s = time.monotonic()
         told: set[str] = set()
         while True:
-            if self._journal.busy():
+            if self._journal.busy() or self._journal.open():
                 busy_s = time.monotonic()
             for proposal in self._journal.gated():
                 if proposal["id"] not in told:

@@ -54,6 +54,8 @@ class Loop:
         self.ctx = ctx
         self.reconciler = Reconciler(ctx)
         self._orders = threading.Lock()
+        self._host = threading.Lock()
+        """Held by an experiment or a live proof: an experiment makes steps of the server slower."""
         self._stopping = threading.Event()
         self._shown = metrics.StateMetrics(ctx)
         self._beside = metrics.DevicePoller(ctx)
@@ -75,9 +77,13 @@ class Loop:
     def experiment(self) -> None:
         """Stages 5 to 7: run at most one experiment to its end, then propose what won."""
         cleanup.keep_house(self.ctx)
-        plan = experiments.open_experiment(self.ctx)
-        if plan is not None:
-            experiments.run_experiment(self.ctx, plan)
+        if not live_proof.is_wanted(self.ctx) and self._host.acquire(blocking=False):
+            try:
+                plan = experiments.open_experiment(self.ctx)
+                if plan is not None:
+                    experiments.run_experiment(self.ctx, plan)
+            finally:
+                self._host.release()
         proposals.propose(self.ctx)
 
     def steer(self) -> None:
@@ -114,7 +120,12 @@ class Loop:
         attribution.try_off(self.ctx, self._stopping)
         end_to_end.measure(self.ctx, self._stopping)
         server_pace.observe(self.ctx)
-        live_proof.prove(self.ctx, self._stopping)
+        live_proof.switch_on(self.ctx)
+        if self._host.acquire(blocking=False):
+            try:
+                live_proof.prove(self.ctx, self._stopping)
+            finally:
+                self._host.release()
         sentinel.keep_up(self.ctx, self._stopping)
 
     def stop_measuring(self) -> None:

@@ -47,21 +47,34 @@ _AGAIN = (PROVING, *map(str, proof.Verdict))
 
 def prove(ctx: Context, stop: threading.Event) -> None:
     """Prove the swap that waits for it, until there is a verdict or `stop` is set."""
-    switch_on(ctx)
-    for kept in committed(ctx.store).values():
+    for order in (kept.order for kept in committed(ctx.store).values()):
         if stop.is_set() or ctx.live_steps is None:
             return
-        rule = rule_of(ctx, kept.order.definition)
-        if rule is not None and _is_due(ctx, kept.order):
+        rule = rule_of(ctx, order.definition)
+        if rule is not None and _is_due(ctx, order):
             ProofRunner(
-                kept.order,
+                order,
                 rule,
-                record=_Record(ctx, kept.order),
+                record=_Record(ctx, order),
                 swapper=ctx.swapper,
                 live=ctx.live_steps,
                 clock=ctx.clock,
                 levels=_levels(ctx, rule),
             ).run(stop)
+
+
+def is_wanted(ctx: Context) -> bool:
+    """Whether a swap is being proven, or could be; experiments wait for its verdict."""
+    if ctx.live_steps is None:
+        return False
+    try:
+        return any(
+            _is_due(ctx, kept.order) and rule_of(ctx, kept.order.definition) is not None
+            for kept in committed(ctx.store).values()
+        )
+    except (RetunedError, OSError) as error:
+        log.warning("experiments do not wait for a live proof: %s", error)
+        return False
 
 
 def switch_on(ctx: Context) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -153,6 +154,43 @@ def stalled(share_of_pairs: int) -> Make:
 def test_slow_steps_veto_a_faster_mean() -> None:
     state = after_pilot().until_done(stalled(1))
     assert outcome(state)[:2] == (Verdict.HARMS, ProofReason.SLOW_STEPS)
+
+
+def test_rare_stalls_of_both_arms_do_not_hide_a_gain() -> None:
+    """The demo on two cores: garbage is collected in one block of seven, for 250 ms."""
+
+    def make(label: Arm, arm: Arm, seed: int) -> MeasuredBlock:
+        stalls = int(random.Random(seed).random() < 1 / 7)
+        ratio = 0.92 if arm is Arm.ON else 1.0
+        return block(
+            arm, seed=seed, noise=0.025, ratio=ratio, stalls=stalls, stall_s=0.25, count=100
+        )
+
+    run = Run()
+    while run.state.phase is Phase.PILOT:
+        run.pair(make)
+    state = run.until_done(make)
+    assert outcome(state)[:2] == (Verdict.HELPS, ProofReason.FASTER)
+    assert len(state.of(PairKind.SHORT)) <= 16
+    assert any(pair.on.excess_s or pair.off.excess_s for pair in state.of(PairKind.SHORT))
+
+
+def test_without_long_blocks_stalls_that_use_up_the_gain_are_no_help() -> None:
+    """Steps are 1 % faster, and each block with the swap has one slow step, as the original's."""
+
+    def make(label: Arm, arm: Arm, seed: int) -> MeasuredBlock:
+        on = arm is Arm.ON
+        stall_s = 0.060 if on else 0.030
+        return block(
+            arm, seed=seed, noise=0.001, ratio=0.99 if on else 1.0, stalls=1, stall_s=stall_s
+        )
+
+    run = Run(SHORT.model_copy(update={"max_duration_s": 200.0}))
+    while run.state.phase is Phase.PILOT:
+        run.pair(lambda label, arm, seed: block(arm, seed=seed, noise=0.001))
+    state = run.until_done(make)
+    assert state.capitals.faster.log_e >= state.settings.log_bound
+    assert outcome(state)[0] is not Verdict.HELPS
 
 
 def test_huge_steps_with_the_swap_only_stop_the_proof() -> None:

@@ -11,7 +11,16 @@ import pytest
 from benchmarks.live_proof_sim import GPU_BOUND, SimulatedServer, Swap
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.stages.watch_proof.blocks import SHORT, Run, block, measured, plain, planned, slower
+from tests.stages.watch_proof.blocks import (
+    SHORT,
+    STEP_S,
+    Run,
+    block,
+    measured,
+    plain,
+    planned,
+    slower,
+)
 
 from retuned.stages.watch.proof import (
     Arm,
@@ -31,7 +40,7 @@ from retuned.stages.watch.proof import (
     next_scale,
     step,
 )
-from retuned.stages.watch.proof.design import counted, plan_pair
+from retuned.stages.watch.proof.design import arm_sums, counted, plan_pair, result_of
 
 
 def plan(first: Arm = Arm.ON, kind: PairKind = PairKind.SHORT) -> PairPlan:
@@ -251,8 +260,9 @@ def test_another_coin_flips_the_sign_of_the_first_pairs_only() -> None:
     assert len({tuple(np.sign(np.array(run, dtype=float))) for run in runs}) == 3
 
 
-@given(by=st.floats(min_value=-0.5, max_value=2.0))
+@given(by=st.floats(min_value=-0.5, max_value=1.4))
 def test_the_difference_is_the_log_ratio_of_the_arms(by: float) -> None:
+    """Below 2.5 times: from there on steps of 10 ms are slow, and count no further."""
     run = Run(SHORT.model_copy(update={"pilot_pairs": 4, "harm_pairs": 100}))
     exact = run.state.settings
 
@@ -285,3 +295,17 @@ def test_the_report_of_a_pair_names_its_plan() -> None:
     first = planned(run.state).first
     run.state = step(run.state, measured(run.state, plain, at_s=2.0))
     assert run.state.pilot[0].plan.first is first
+
+
+@pytest.mark.parametrize(("kind", "counts"), [(PairKind.SHORT, False), (PairKind.LONG, True)])
+def test_a_stall_counts_in_full_in_long_blocks_only(kind: PairKind, *, counts: bool) -> None:
+    steps = block(Arm.ON, stalls=1, stall_s=0.3).steps
+    expected_s = np.full(60, STEP_S)
+    on = arm_sums(steps, expected_s, wall_s=1.0)
+    off = arm_sums(block(Arm.OFF).steps, expected_s, wall_s=1.0)
+    assert (on.slow, off.excess_s) == (1, 0.0)
+    assert on.excess_s == pytest.approx(0.3 + STEP_S - 0.025, rel=0.01)
+    d = result_of(plan(kind=kind), on, off, scale=0.01).d
+    assert d is not None
+    assert (d > 0.3) is counts
+    assert counts or d < 0.03

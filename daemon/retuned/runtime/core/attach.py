@@ -17,7 +17,6 @@ from typing import Any
 from retuned.runtime import intercept
 from retuned.runtime.core.control_socket import ControlSocket, PeerUid, own_path, peer_uid, sweep
 from retuned.runtime.core.host import RuntimeHost
-from retuned.runtime.core.own_overhead import OUT
 from retuned.runtime.core.slots import Slot
 from retuned.runtime.intercept.service import Interception
 from retuned.runtime.profiler.schedule import Rule, rule_of
@@ -293,7 +292,7 @@ def _windows(host: RuntimeHost, wanted: tuple[Path, Rule]) -> Windows:
         launched=host.launched,
         quiet=graphs.quiet,
         captured=graphs.captured,
-        held=lambda: OUT if host.overhead.out else "",
+        held=host.why_no_window,
     )
     host.reports["windows"] = found.state
     return found

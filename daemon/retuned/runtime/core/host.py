@@ -19,7 +19,7 @@ from retuned.runtime.core.environment import engine, environment
 from retuned.runtime.core.epochs import rank_of_environment
 from retuned.runtime.core.maintenance import Maintenance
 from retuned.runtime.core.order_executor import OrderExecutor
-from retuned.runtime.core.own_overhead import OwnOverhead, Wrapper
+from retuned.runtime.core.own_overhead import OUT, OwnOverhead, Wrapper
 from retuned.runtime.core.reports import process_status, slot_sample, slot_state
 from retuned.runtime.core.slot_registry import COUNTED, SlotRegistry, drop_expired
 from retuned.runtime.core.slots import Slot
@@ -30,6 +30,7 @@ from retuned.runtime.schema import Refused
 from retuned.runtime.shadow.pending_checks import CHECKS
 from retuned.runtime.shadow.sampler import Compare, compare_tensors
 from retuned.runtime.steps.hook import Steps
+from retuned.runtime.steps.log import TIMED
 from retuned.runtime.steps.service import StepService
 from retuned.runtime.tunables.service import Tunables
 from retuned.runtime.tuned_files.service import TunedFiles
@@ -152,6 +153,13 @@ class RuntimeHost:
         """Return a number that grows with every observed launch, in graphs or not."""
         stock = 0 if self._interception is None else self._interception.launches()
         return stock + self.graphs.replays() + sum(slot.total() for slot in self._seating.slots())
+
+    def why_no_window(self) -> str:
+        """Return why no profiler window may begin now, a reason code; empty if one may."""
+        if self.overhead.out:
+            return OUT
+        self.steps.log.expire()
+        return TIMED if self.steps.log.arm else ""
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Execute one request.

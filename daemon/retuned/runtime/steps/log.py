@@ -44,6 +44,8 @@ RING = 16_384
 LEASE_S = 60.0
 """Recording ends this long after the last request for records."""
 MAX_ARM = 32
+TIMED = "steps-timed"
+"""Reason code of what would slow down the steps of a labelled block."""
 
 Record = tuple[int, str, int, int, int, int, float | None, float | None, float, float]
 

@@ -421,6 +421,8 @@ def _huge_steps(state: ProofState) -> bool:
 
 def _provisional(state: ProofState, *, at_s: float) -> ProofState:
     if not state.settings.long_blocks:
+        if total_effect(state.of(PairKind.SHORT)) >= 0.0:
+            return state  # slow steps use up the gain so far
         return _end(state, Verdict.HELPS, ProofReason.FASTER, at_s=at_s)
     report = report_of(state, Verdict.HELPS, ProofReason.FASTER, at_s=at_s)
     return state.model_copy(
@@ -582,7 +584,8 @@ def _again(pair: PairResult, *, scale: float) -> PairResult:
     """Return a pair with its differences computed from its sums."""
     for sums in (pair.on, pair.off):
         times = [sums.seconds, sums.expected_s, *([] if sums.busy_s is None else [sums.busy_s])]
-        if not all(_SHORTEST_S <= each <= _LONGEST_S for each in times):
+        times.append(sums.seconds - sums.excess_s)
+        if sums.excess_s < 0.0 or not all(_SHORTEST_S <= each <= _LONGEST_S for each in times):
             raise ValueError(f"pair {pair.number} has times that no block has")
     first, second = (pair.on, pair.off) if pair.first is Arm.ON else (pair.off, pair.on)
     return result_of(pair, first, second, scale=scale)

@@ -118,11 +118,14 @@ def huge_steps(steps: StepColumns) -> int:
 def arm_sums(steps: StepColumns, expected_s: Floats, *, wall_s: float) -> ArmSums:
     """Sum the counted steps of one block."""
     period = steps.period_s
+    over_s = period - (SLOW_RATIO * expected_s + SLOW_OVER_S)
+    slow = over_s > 0.0
     return ArmSums(
         steps=len(steps),
         seconds=float(period.sum()),
+        excess_s=float(over_s[slow].sum()),
         expected_s=float(expected_s.sum()),
-        slow=int((period > SLOW_RATIO * expected_s + SLOW_OVER_S).sum()),
+        slow=int(slow.sum()),
         huge=int((period > HUGE_RATIO * expected_s).sum()),
         busy_s=_sum(steps.busy_s),
         host_s=_sum(steps.host_s),
@@ -143,7 +146,12 @@ def result_of(
     scale: float,
     void: VoidReason | None = None,
 ) -> PairResult:
-    """Return the result of a pair from the sums of its blocks, in the order of time."""
+    """Return the result of a pair from the sums of its blocks, in the order of time.
+
+    In a short block one collection of garbage takes as long as many steps. So slow steps count only
+    up to the time from which they are slow; their number is evidence of its own. Long blocks, which
+    decide the size, count the whole time.
+    """
     on, off = (first, second) if plan.first is Arm.ON else (second, first)
     if void is not None:
         return PairResult(
@@ -156,12 +164,18 @@ def result_of(
         number=plan.number,
         kind=plan.kind,
         first=plan.first,
-        d=math.log(on.seconds / on.expected_s) - math.log(off.seconds / off.expected_s),
+        d=_log_ratio(on, plan.kind) - _log_ratio(off, plan.kind),
         scale=scale,
         d_busy=d_busy,
         on=on,
         off=off,
     )
+
+
+def _log_ratio(sums: ArmSums, kind: PairKind) -> float:
+    """Return the logarithm of a block's time over what its steps take."""
+    left_out_s = 0.0 if kind is PairKind.LONG else sums.excess_s
+    return math.log((sums.seconds - left_out_s) / sums.expected_s)
 
 
 def measure(

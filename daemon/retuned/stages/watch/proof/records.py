@@ -261,6 +261,8 @@ class ArmSums(Record):
     """Counted steps: after the burn-in, and not after idling."""
     seconds: float = 0.0
     """Sum of their periods."""
+    excess_s: float = 0.0
+    """Part of `seconds` by which slow steps exceed the time from which a step is slow."""
     expected_s: float = 0.0
     """What steps of this composition take, seconds, by a fit of earlier blocks."""
     slow: int = Field(default=0, ge=0)
