@@ -322,5 +322,6 @@ def test_launches_in_a_report_leave_nothing_to_a_collection_of_garbage() -> None
         slot(Shaped(m, 8), Shaped(8))
     reported = slot_state(slot)["launches"]
     assert len(reported) == 100
-    gc.collect(1)
+    for generation in (0, 1):  # the keys first, then what holds them
+        gc.collect(generation)
     assert not any(gc.is_tracked(entry) for entry in reported)
