@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gzip
 import json
 import math
 import os
@@ -107,6 +108,33 @@ class Arms:
         self.held_us.append(float(said.get("pause_us") or 0.0))
 
 
+class TeedSteps(ServerSteps):
+    """Keeps every step that the proof reads, in a file of one line each.
+
+    Parameters
+    ----------
+    sockets
+        A socket, or a folder of them.
+    path
+        Where the lines go, compressed.
+    """
+
+    def __init__(self, sockets: Path, path: Path) -> None:
+        super().__init__(sockets)
+        self._path = path
+
+    def read(self) -> Sequence[tuple[str, proof.StepRecord]]:
+        """See `ServerSteps.read`."""
+        found = super().read()
+        with gzip.open(self._path, "at", encoding="utf-8") as file:
+            for label, step in found:
+                times = (step.period_s, step.busy_s, step.host_s, step.ended_s)
+                work = (step.prefill, step.decode, step.context, step.graph)
+                row = (label, *work, *(each and round(each, 7) for each in times))
+                file.write(json.dumps(row) + "\n")
+        return found
+
+
 class Kept:
     """States of one proof in memory, with the fit of an earlier one where there is one."""
 
@@ -135,6 +163,18 @@ class Kept:
     def need(self) -> ProofNeed:
         """Return that the proof is wanted."""
         return ProofNeed.CONTINUE
+
+
+def out_folder() -> Path:
+    """Return where results go."""
+    return Path(os.environ.get("OUT", "."))
+
+
+def keep_steps(number: int, name: str) -> None:
+    """Let the next proof write to a file of its own."""
+    written = out_folder() / f"steps-{name}.jsonl.gz"
+    if written.exists():
+        written.rename(out_folder() / f"steps-{number}-{name}.jsonl.gz")
 
 
 async def prove(
@@ -174,7 +214,7 @@ async def measured(
         rule,
         record=kept,
         swapper=cast(Swapper, arms),  # two methods of it are used
-        live=ServerSteps(sockets),
+        live=TeedSteps(sockets, out_folder() / f"steps-{name}.jsonl.gz"),
         clock=SystemClock(),
     )
     begin_s = time.monotonic()
@@ -278,7 +318,7 @@ def _prefills(axes: Mapping[str, int], least_rows: int) -> bool:
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     """Start the server, and prove all arms."""
     case, begin_s = CASES_HERE[options.case], time.monotonic()
-    out = Path(os.environ.get("OUT", ".")) / f"proofs-{options.case}-{options.gpu}.json"
+    out = out_folder() / f"proofs-{options.case}-{options.gpu}.json"
     results: dict[str, Any] = {"case": options.case, "proofs": [], "errors": []}
     folder = Path(options.work)
     models = str(folder / "models")
@@ -301,13 +341,20 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
         await load.until(6 * concurrency)
         deadline_s = begin_s + options.until
         earlier: proof.ProofState | None = None  # its pilot serves all
-        for name in options.arms:
+        for number, name in enumerate(options.arms):
             if time.monotonic() > deadline_s - 20.0:
                 break
             try:
+                most_s = options.each_s + (0.0 if earlier else options.pilot_s)
                 found, state = await _one(
-                    name, load, toggles, server.sockets, earlier=earlier, deadline_s=deadline_s
+                    name,
+                    load,
+                    toggles,
+                    server.sockets,
+                    earlier=earlier,
+                    deadline_s=min(deadline_s, time.monotonic() + most_s),
                 )
+                keep_steps(number, name)
                 results["proofs"].append(found)
                 earlier = earlier or state
             except Exception:
@@ -373,6 +420,8 @@ def main() -> int:
     parser.add_argument("--python", required=True)
     parser.add_argument("--work", default="/tmp/vllm_proofs")
     parser.add_argument("--until", type=float, default=480.0, help="seconds")
+    parser.add_argument("--each-s", type=float, default=600.0, help="most seconds of one arm")
+    parser.add_argument("--pilot-s", type=float, default=130.0, help="more for the first arm")
     parser.add_argument("--gpu", default="0")
     results = asyncio.run(run(parser.parse_args()))
     return int(bool(results["errors"]))
