@@ -3,9 +3,11 @@
 The order of a pair is a coin. If the swap changes nothing, the sign of the pair's difference is
 that coin, whatever the size of the difference and whatever came before. A bet that multiplies a
 capital by 1 + h, with h odd in the difference, has mean 1 then. The capital exceeds 100 with a
-probability of at most 1 %, however often it is compared (Ville). The bets are the best for noise of
-Student's t with 3 degrees of freedom and a shift of u scales; the capital is split over seven u.
-All capitals are kept as logarithms.
+probability of at most 1 %, however often it is compared (Ville). The bets are the best for
+noise of Student's t with 3 degrees of freedom and a shift of u scales; the capital is split over
+twelve u. Five of them are far and share an eighth of it: pairs of a quiet server differ by 0.01 %,
+so that a swap that halves a step is thousands of scales away, and bets on nearer shifts take it for
+an outlier. All capitals are kept as logarithms.
 """
 
 from __future__ import annotations
@@ -19,13 +21,17 @@ from pydantic import Field
 from retuned.contract import Record
 from retuned.stages.watch.proof.records import Floats
 
-SHIFTS = (0.15, 0.3, 0.6, 1.2, 2.4, 4.8, 9.6)
+_NEAR = (0.15, 0.3, 0.6, 1.2, 2.4, 4.8, 9.6)
+_FAR = (38.4, 153.6, 614.4, 2457.6, 9830.4)
+SHIFTS = (*_NEAR, *_FAR)
 """Shifts that are bet on, in scales."""
 FASTER, SLOWER = -1, 1
 _U = np.array(SHIFTS)
-_START = (0.0,) * len(SHIFTS)
+_WEIGHTS = np.array([1 / 8] * len(_NEAR) + [1 / (8 * len(_FAR))] * len(_FAR))
+"""Share of the capital that is bet on each shift; they add up to 1."""
+_START = (0.0,) * len(_U)
 _LEAST_BET = -1.0 + 1e-12
-_LEAST_SCALE = 1e-5
+_LEAST_SCALE = 1e-4
 _FIRST_SCALE = 0.01
 _LEAST_FOR_SCALE = 4
 _VISIBLE = 6.0
@@ -33,7 +39,7 @@ _FARTHEST = 0.5
 
 
 def bet(z: Floats) -> Floats:
-    """Return h for each difference and shift, of shape (differences, 7): odd, within -1 to 1.
+    """Return h for each difference and shift, of shape (differences, 12): odd, within -1 to 1.
 
     Examples
     --------
@@ -47,7 +53,7 @@ def bet(z: Floats) -> Floats:
 
 
 def factors(z: Floats) -> Floats:
-    """Return log(1 + h), of shape (differences, 7)."""
+    """Return log(1 + h), of shape (differences, 12)."""
     return np.asarray(np.log1p(np.maximum(bet(z), _LEAST_BET)))
 
 
@@ -58,9 +64,8 @@ class Capital(Record):
 
     @property
     def log_e(self) -> float:
-        """Logarithm of the E-value: the mean over the shifts."""
-        top = max(self.logs)
-        return top + math.log(math.fsum(math.exp(v - top) for v in self.logs) / len(self.logs))
+        """Logarithm of the E-value: the weighted mean over the shifts."""
+        return float(_mixed(np.array([self.logs]))[0])
 
 
 class Capitals(Record):
@@ -146,9 +151,13 @@ def _log_e(d: Floats, scales: Floats, ms: Floats, side: int) -> Floats:
     if not len(d):
         return np.zeros(len(ms))
     z = side * (d[None, :] - ms[:, None]) / scales[None, :]
-    logs = factors(z.ravel()).reshape(len(ms), len(d), len(_U)).sum(axis=1)
+    return _mixed(factors(z.ravel()).reshape(len(ms), len(d), len(_U)).sum(axis=1))
+
+
+def _mixed(logs: Floats) -> Floats:
+    """Return log E of each row of capitals, of shape (rows, 12)."""
     top = logs.max(axis=1)
-    return np.asarray(top + np.log(np.exp(logs - top[:, None]).mean(axis=1)))
+    return np.asarray(top + np.log((np.exp(logs - top[:, None]) * _WEIGHTS).sum(axis=1)))
 
 
 def scale_of(sham: Sequence[float] | Floats, earlier: Sequence[float] | Floats) -> float:
@@ -189,8 +198,8 @@ def interval(
 
     From the location outwards, in steps that grow from a tenth of a scale by a tenth each, the
     first rejected effect is searched on each side, up to a log ratio of 0.5; bisection then finds
-    the border. Effects beyond a rejected one count as rejected: bets on far effects are small, so
-    that far effects alone would not be. An end is None if no effect on its side is rejected.
+    the border. Effects beyond a rejected one count as rejected. An end is None if no effect on its
+    side is rejected.
     """
     if not len(d):
         return None, None
