@@ -147,12 +147,18 @@ def course(ratios: list[float]) -> list[WatchSample]:
     ]
 
 
+def test_small_ratios_that_vary_are_no_decay() -> None:
+    """An attention table on an H200: 5 % of what is allowed, after five reports of 2 to 3 %."""
+    ratios = [0.02, 0.03, 0.025, 0.02, 0.03, *[0.0653, 0.0518, 0.06] * 10]
+    assert judge(*course(ratios))[1] != "slow-decay"
+
+
 def test_a_slow_decay_is_found_while_every_check_is_still_allowed() -> None:
     ratios = [0.1 * 1.1**step for step in range(24)]
     assert max(ratios) < 1
     found = [n for n in range(1, 25) if judge(*course(ratios[:n]))[1] == "slow-decay"]
     assert found
-    assert 10 <= found[0] <= 18
+    assert 18 <= found[0] <= 23
 
 
 def test_a_steady_noisy_ratio_is_no_decay() -> None:
