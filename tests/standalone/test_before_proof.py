@@ -268,3 +268,20 @@ def test_the_server_is_observed_only_while_it_matters(world: World, observer: Ob
     world.clock.advance(3 * 3600.0)
     found = server_pace.forecast(ctx, KERNEL, share=0.5, speedup=2.0)
     assert str(found.reason) == "steps-unknown", "an old look says nothing about now"
+
+
+def test_long_steps_are_observed_again_until_there_are_enough(
+    world: World, observer: Observer
+) -> None:
+    ctx = world.loop.ctx
+    win(ctx)
+    world.policies = (policy(),)
+    observer.count = 48  # a look of 5 s at steps of 100 ms
+    for looks, wait_s in ((1, 29.0), (1, 2.0), (2, 31.0), (3, 31.0)):
+        server_pace.observe(ctx)
+        assert observer.looks == looks
+        world.clock.advance(wait_s)
+    server_pace.observe(ctx)
+    assert observer.looks == 3, "144 steps are enough"
+    found = server_pace.forecast(ctx, KERNEL, share=0.5, speedup=2.0)
+    assert found.prediction is not None

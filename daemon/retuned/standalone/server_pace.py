@@ -29,6 +29,8 @@ SERVER = "server"
 _LOOK_S = 5.0
 """Length of a look."""
 _EVERY = timedelta(minutes=10)
+_SOON = timedelta(seconds=30)
+"""Until the next look while there are too few steps for a prediction: steps may take 100 ms."""
 _LOOKS = 6
 """Looks that are kept; together they predict."""
 _RECENT = timedelta(hours=2)
@@ -79,7 +81,9 @@ def observe(ctx: Context) -> None:
 
 def _is_due(ctx: Context) -> bool:
     looks = _looks(ctx.store)
-    if looks and ctx.clock.now() - looks[-1].at < _EVERY:
+    recent = _recent(ctx)
+    few = len(recent) < _LOOKS and sum(look.pace.seen for look in recent) < proof.LEAST_STEPS
+    if looks and ctx.clock.now() - looks[-1].at < (_SOON if few else _EVERY):
         return False
     if not any(ctx.store.ids(kind, phase=p) for kind, phases in _WANTED for p in phases):
         return False

@@ -170,5 +170,5 @@ class WatchSettings(Record):
     decay_threshold: float = Field(default=4.0, gt=0.0)
     """Sum of counted rises that rolls back; 4 is a doubling that lasts nine reports."""
     decay_floor: float = Field(default=0.25, gt=0.0)
-    """Lower ratios are raised to this: five reports do not show how much a ratio varies. The runtime
-    follows smaller ones, per size, with a reference of a hundred checks."""
+    """Lower ratios are raised to this: five reports do not show how much a ratio varies. The
+    runtime follows smaller ones, per size, with a reference of a hundred checks."""

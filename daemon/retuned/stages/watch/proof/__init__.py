@@ -17,6 +17,7 @@ the E-values, `account` where the time of a step went, `calibration` claims agai
 """
 
 from retuned.stages.watch.proof.account import (
+    LEAST_STEPS,
     Forecast,
     ForecastReason,
     Pace,
@@ -79,6 +80,7 @@ from retuned.stages.watch.proof.state import (
 
 __all__ = [
     "DAY_S",
+    "LEAST_STEPS",
     "Arm",
     "ArmSums",
     "Calibration",
