@@ -22,6 +22,7 @@ from retuned.errors import Refused, RetunedError, UnreadableInput, UsageError
 from retuned.ports import Event
 from retuned.report.live_proof import compact_lines
 from retuned.stages.gate import GateState, Mode, decide, explain
+from retuned.stages.gate.description import live_proof_words
 from retuned.stages.proposal import Proposal
 from retuned.stages.watch.proof import Pace, forecast
 from retuned.store.approvals import Approvals, Identity
@@ -167,6 +168,17 @@ def test_show_has_the_prediction_for_live_traffic(state: SqliteStore, run: Run) 
     body = run("show", ID, "--json")["prediction"]
     assert body["prediction"]["gpu_bound"] == 0.8
     assert body["sentence"].startswith("steps take 16.0 % less time")
+
+
+def test_show_says_before_a_swap_what_its_live_proof_will_do(
+    state: SqliteStore, run: Run
+) -> None:
+    put(state)
+    put(state, "Promoted", id=TWIN)
+    plan = list(live_proof_words(POLICY.spec.live_proof))
+    assert run("show", ID, "--json")["live_proof_plan"] == plan
+    assert " ".join(plan[0].split()) in " ".join(run("show", ID).split())
+    assert run("show", TWIN, "--json")["live_proof_plan"] == []
 
 
 def test_show_has_a_compact_picture_of_a_live_proof(state: SqliteStore, run: Run) -> None:

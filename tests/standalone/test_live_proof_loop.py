@@ -16,7 +16,9 @@ from tests.standalone.test_steering import ask_for, freeze
 
 from retuned.errors import CandidateError, TemporaryError
 from retuned.stages.gate import FreezeScope, KernelTuningPolicy, TuningFreeze
+from retuned.stages.proposal import Proposal
 from retuned.stages.verdict import SignedEvidence
+from retuned.stages.watch import Consequence
 from retuned.stages.watch.proof import Arm, StepRecord
 from retuned.stages.watch.proof.service_level import Served
 from retuned.standalone import experiments, live_proof
@@ -380,6 +382,15 @@ def test_a_breach_switches_the_swap_off_until_it_is_over(world: World, live: Liv
 def test_bounds_that_the_daemon_cannot_read_hold_the_swap(world: World, live: Live) -> None:
     assert swapped(world, policy(**SLO)) == "Scheduled"
     assert world.server.slots()[0].active is None
+
+
+def test_bounds_that_the_daemon_cannot_read_are_named_where_it_only_observes(
+    world: World, live: Live
+) -> None:
+    swapped(world, policy(mode="observe", **SLO))
+    (stored,) = world.store.list(RecordKind.PROPOSAL)
+    fact = live_proof.follows(world.loop.ctx, Proposal.model_validate(stored.body))
+    assert (fact.consequence, fact.reason) == (Consequence.KEEP, "live-proof-no-service-levels")
 
 
 def test_the_third_breach_ends_the_proof(world: World, live: Live) -> None:

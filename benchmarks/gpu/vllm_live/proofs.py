@@ -191,13 +191,30 @@ async def prove(
     if name == OVERHEAD:
         settings = settings.model_copy(update={"ask": "ceiling", "min_effect": math.log(1.01)})
     arms, kept = Arms(toggles, definition), Kept(settings, earlier)
-    return await measured(arms, kept, sockets, name, deadline_s=deadline_s), kept.state
+    found = await measured(
+        arms,
+        kept,
+        sockets,
+        name,
+        deadline_s=deadline_s,
+        steps=out_folder() / f"steps-{name}.jsonl.gz",
+    )
+    return found, kept.state
 
 
 async def measured(
-    arms: Arms, kept: Kept, sockets: Path, name: str, *, deadline_s: float
+    arms: Arms,
+    kept: Kept,
+    sockets: Path,
+    name: str,
+    *,
+    deadline_s: float,
+    steps: Path | None = None,
 ) -> dict[str, Any]:
-    """Run the product's runner over two arms; return what it came to."""
+    """Run the product's runner over two arms; return what it came to.
+
+    With `steps`, every step is kept in that file.
+    """
     rule = LiveProof(mode=LiveProofMode.OBSERVE)  # the arm stays on, whatever is shown
     order = SwapOrder.model_construct(
         id=name,
@@ -214,7 +231,7 @@ async def measured(
         rule,
         record=kept,
         swapper=cast(Swapper, arms),  # two methods of it are used
-        live=TeedSteps(sockets, out_folder() / f"steps-{name}.jsonl.gz"),
+        live=ServerSteps(sockets) if steps is None else TeedSteps(sockets, steps),
         clock=SystemClock(),
     )
     begin_s = time.monotonic()

@@ -132,9 +132,10 @@ def print_proposal(
     evidence: Read,
     beside: str,
     asked: Sequence[PendingRequest],
+    plan: Sequence[str],
     now: datetime,
 ) -> None:
-    """Print everything a person needs to decide."""
+    """Print everything a person needs to decide; `plan` says what a live proof will do."""
     rows = [
         ("proposal", stored.id),
         ("phase", stored.phase),
@@ -143,6 +144,7 @@ def print_proposal(
         *([("beside it", beside)] if beside else []),
         *origin_fields(proposal, now=now),
         ("gate", explain(gate) if gate else "not judged yet; is the daemon running?"),
+        *(("live proof" if at == 0 else "", words) for at, words in enumerate(plan)),
         *((f"{d.decision}", f"by {d.user} {d.comment}") for d in decisions),
         *([("waits for", _asked(asked))] if asked else []),
     ]

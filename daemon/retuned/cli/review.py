@@ -155,10 +155,12 @@ def show(
         proven = at.store.get("live-proof", stored.id)
         guarded = repeated_proof.day_state(at.store, stored.id)
         forecast = forecast_of(at.store, stored.id)
+        plan = gate.live_proof if gate is not None and stored.phase in OPEN else ()
     if json:
         body = render_proposals.summary(stored, proposal, gate, asked=asked)
         body["end_to_end"] = end_to_end_body(measured)
         body["prediction"] = prediction_body(forecast)
+        body["live_proof_plan"] = list(plan)
         body["live_proof"] = live_proof_body(proven)
         body["sentinel"] = sentinel_sentence(guarded) if guarded is not None else None
         body["evidence"] = render_proposals.evidence_summary(proposal, evidence)
@@ -179,6 +181,7 @@ def show(
         evidence=evidence,
         beside=beside,
         asked=asked,
+        plan=plan,
         now=at.now,
     )
     print_end_to_end(measured)

@@ -124,8 +124,8 @@ def follows(ctx: Context, proposal: Proposal) -> MeasuredFact:
     if rule is None:
         return MeasuredFact()
     report = report_of(ctx, proposal.id)
-    if report is None and _cannot_begin(ctx, proposal.id):
-        report = _not_switchable()
+    if report is None and (why := _cannot_begin(ctx, proposal.id)):
+        report = _not_begun(why)
     if report is None:
         return MeasuredFact(consequence=watch.Consequence.WAIT)
     kept = proof.keeps(report, rule)
@@ -137,14 +137,14 @@ def follows(ctx: Context, proposal: Proposal) -> MeasuredFact:
     )
 
 
-def _cannot_begin(ctx: Context, proposal: str) -> bool:
-    """Whether no proof can begin; False while one runs, or while the server does not answer."""
+def _cannot_begin(ctx: Context, proposal: str) -> str:
+    """Return why no proof can begin; empty while one runs, or the server does not answer."""
     if ctx.store.get(RecordKind.LIVE_PROOF, proposal) is not None:
-        return False
+        return ""
     try:
-        return bool(unavailable(ctx, proposal))
+        return unavailable(ctx, proposal)
     except TemporaryError:
-        return False
+        return ""
 
 
 def unavailable(ctx: Context, proposal: str) -> str:
@@ -158,7 +158,7 @@ def unavailable(ctx: Context, proposal: str) -> str:
     if ctx.live_steps is None or tuned_files.is_fixed(ctx, proposal):
         return "not-switchable"
     if ctx.service_counts is None and _asks_for_levels(ctx, proposal):
-        return "no-service-levels"
+        return str(proof.ProofReason.NO_SERVICE_LEVELS)
     return ctx.live_steps.unavailable()
 
 
@@ -192,9 +192,13 @@ def rule_of(ctx: Context, definition: str) -> LiveProof | None:
     return None if rule.mode is LiveProofMode.OFF else rule
 
 
-def _not_switchable() -> proof.ProofReport:
+def _not_begun(why: str) -> proof.ProofReport:
+    """Return the report of a proof that cannot begin; codes of a server are `not-switchable`."""
+    reasons = proof.ProofReason
+    levels = why == reasons.NO_SERVICE_LEVELS
     return proof.ProofReport(
-        verdict=proof.Verdict.NOT_CONCLUDED, reason=proof.ProofReason.NOT_SWITCHABLE
+        verdict=proof.Verdict.NOT_CONCLUDED,
+        reason=reasons.NO_SERVICE_LEVELS if levels else reasons.NOT_SWITCHABLE,
     )
 
 

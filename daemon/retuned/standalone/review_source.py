@@ -113,6 +113,7 @@ def case_of(
         beside=said_beside(store, RecordKind.EXPERIMENT, row.proposal.experiment),
         fleet=fleet,
         commands=tuple(_commands(row)),
+        plan=gate.live_proof if gate is not None else (),
     )
 
 

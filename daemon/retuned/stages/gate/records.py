@@ -177,3 +177,5 @@ class GateDecision(Record):
     """Moment the answer is for."""
     detail: str = ""
     """Further explanation."""
+    live_proof: tuple[str, ...] = ()
+    """What a live proof of the swap will do, a sentence each."""

@@ -333,6 +333,8 @@ class ProofReason(StrEnum):
     """Sham pairs showed an effect."""
     NOT_SWITCHABLE = "not-switchable"
     """Steps are too irregular for a comparison."""
+    NO_SERVICE_LEVELS = "no-service-levels"
+    """The policy has service levels, and nobody can read them."""
     CONTRADICTED = "contradicted"
     """A node's verdict does not follow from the pairs that it reports."""
 
