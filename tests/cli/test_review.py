@@ -170,9 +170,7 @@ def test_show_has_the_prediction_for_live_traffic(state: SqliteStore, run: Run) 
     assert body["sentence"].startswith("steps take 16.0 % less time")
 
 
-def test_show_says_before_a_swap_what_its_live_proof_will_do(
-    state: SqliteStore, run: Run
-) -> None:
+def test_show_says_before_a_swap_what_its_live_proof_will_do(state: SqliteStore, run: Run) -> None:
     put(state)
     put(state, "Promoted", id=TWIN)
     plan = list(live_proof_words(POLICY.spec.live_proof))

@@ -70,6 +70,8 @@ def sentence_of(report: ProofReport) -> str:
     ... )
     >>> sentence_of(report)
     'harms (slower): steps take 2.0 % longer (1.0 to 3.0 % longer); 24 pairs in 48 s, 24 s on'
+    >>> sentence_of(report.model_copy(update={"low": None, "high": None, "pairs": 0}))
+    'harms (slower): steps take 2.0 % longer (too few pairs for an interval)'
     """
     said = f"{_OUTCOMES[report.verdict]} ({report.reason})"
     if not report.final:
@@ -170,5 +172,7 @@ def _range(low: float | None, high: float | None) -> str:
     if low is not None and high is not None and (low > 0.0) == (high > 0.0):
         near, far = sorted((abs(percent_of(low)), abs(percent_of(high))))
         return f"{near:.1f} to {far:.1f} % {'longer' if low > 0.0 else 'less'}"
+    if low is None and high is None:
+        return "too few pairs for an interval"
     ends = ("open" if end is None else _change(end) for end in (low, high))
     return " to ".join(ends)
