@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from tests.standalone.local_world import KERNEL, WINNER, World
 from tests.standalone.test_attribution_loop import promoted
-from tests.standalone.test_live_proof_loop import Live, policy, settled
+from tests.standalone.test_live_proof_loop import SLO, Live, counted, policy, settled
 from tests.standalone.test_steering import freeze
 
 from retuned.errors import CandidateError
@@ -47,7 +47,9 @@ def passes(world: World, seconds: float, *, every_s: float = 250.0) -> None:
 
 def pairs(world: World) -> int:
     found = world.store.list(RecordKind.REPEATED_PROOF)
-    return sum(len([p for p in s.body["state"]["pairs"] if p["kind"] == "long"]) for s in found)
+    return sum(
+        p["kind"] == "long" and p["void"] is None for s in found for p in s.body["state"]["pairs"]
+    )
 
 
 def test_a_promoted_swap_is_measured_once_a_period(world: World, live: Live) -> None:
@@ -93,6 +95,23 @@ def test_the_policy_ends_it(world: World, live: Live, rule: dict[str, object]) -
     world.policies = (policy(**rule),)
     passes(world, 3 * PERIOD_S)
     assert world.store.list(RecordKind.SENTINEL) == []
+
+
+def test_a_breach_of_service_levels_ends_the_pair_and_leaves_the_swap_on(
+    world: World, live: Live
+) -> None:
+    promoted(world, live)
+    busy = [True]
+    counted(world, live, lambda _: busy[0])
+    world.policies = (policy(**SLO),)
+    passes(world, 4 * PERIOD_S)
+    assert pairs(world) == 0
+    (slot,) = world.server.slots()
+    assert (slot.active, slot.bypassed) == (WINNER.digest, False)
+    busy[0] = False
+    passes(world, 4 * PERIOD_S)
+    assert pairs(world) >= 2
+    assert settled(world) == "Promoted"
 
 
 def test_a_restarted_server_begins_another_day(world: World, live: Live) -> None:

@@ -189,7 +189,8 @@ class ProofRunner:
     kept
         Whether the swap was kept before: it is on without a verdict, and only harm switches it off.
     levels
-        Read at the end of each block; None asks for none. A breach switches the swap off.
+        Read at the end of each block; None asks for none. A breach switches the swap off, and one
+        that was kept on.
     """
 
     def __init__(
@@ -249,6 +250,8 @@ class ProofRunner:
             if not self._block(plan, arm, label=label, stop=stop):
                 return proof.step(state, proof.PairAbandoned(plan.number, at_s=self._at_s()))
             if self._levels is not None and not self._levels.met():
+                if self._kept:  # it serves, and goes on serving: only the pair ends
+                    raise _Waits("the service levels are not met")
                 return proof.step(state, proof.ServiceLevel(met=False, at_s=self._at_s()))
         self._live.wait(_LOOK_S / 5)  # the device ends what the host has launched
         self._read()

@@ -200,6 +200,7 @@ def _run(
         clock=ctx.clock,
         first=lambda at_s: proof.begin_again(earlier, settings, at_s=at_s),
         kept=True,
+        levels=live_proof.levels_of(ctx, rule),
     ).run(stop)
 
 

@@ -59,7 +59,7 @@ def prove(ctx: Context, stop: threading.Event) -> None:
                 swapper=ctx.swapper,
                 live=ctx.live_steps,
                 clock=ctx.clock,
-                levels=_levels(ctx, rule),
+                levels=levels_of(ctx, rule),
             ).run(stop)
 
 
@@ -173,7 +173,7 @@ def _asks_for_levels(ctx: Context, proposal: str) -> bool:
     return rule is not None and rule.slo.asked
 
 
-def _levels(ctx: Context, rule: LiveProof) -> LevelWatch | None:
+def levels_of(ctx: Context, rule: LiveProof) -> LevelWatch | None:
     """Return the watch over the policy's service levels; None if it has none."""
     if not rule.slo.asked or ctx.service_counts is None:
         return None

@@ -121,6 +121,7 @@ def _measured(
             earlier, settings, at_s=plan.day_began_s, sentinel=True
         ),
         kept=True,
+        levels=live_proof.levels_of(ctx, rule),
     ).run(stop, most_pairs=1)
     return True
 

@@ -234,7 +234,7 @@ def test_the_rows_are_read_from_the_grid(world: World, interpreted: bool) -> Non
         right(interpreted, launch_rows(m, 8))
     assert world.sample()["swapped_launches"] == 3
     (state,) = world.host.answer({"op": "slots"})["slots"]
-    assert state["launches"] == [[[3, 8], 3], [[5, 8], 1]]
+    assert state["launches"] == [((3, 8), 3), ((5, 8), 1)]
 
 
 def test_a_launch_whose_arguments_are_not_the_definitions_is_the_servers(
