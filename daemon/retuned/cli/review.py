@@ -41,6 +41,7 @@ from retuned.errors import Refused, UnreadableInput, UsageError
 from retuned.ports import Stored
 from retuned.report.live_proof import sentinel_sentence
 from retuned.stages.gate import DecisionKind, SwapDecision
+from retuned.stages.gate.description import plan_words
 from retuned.stages.proposal import Proposal
 from retuned.standalone import decisions as people
 from retuned.standalone import repeated_proof
@@ -155,7 +156,7 @@ def show(
         proven = at.store.get("live-proof", stored.id)
         guarded = repeated_proof.day_state(at.store, stored.id)
         forecast = forecast_of(at.store, stored.id)
-        plan = gate.live_proof if gate is not None and stored.phase in OPEN else ()
+        plan = plan_words(gate) if stored.phase in OPEN else ()
     if json:
         body = render_proposals.summary(stored, proposal, gate, asked=asked)
         body["end_to_end"] = end_to_end_body(measured)

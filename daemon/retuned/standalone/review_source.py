@@ -41,6 +41,7 @@ from retuned.review.records import (
 from retuned.review.records import gate_of as gate_facts
 from retuned.stages.drift import DriftAction, DriftReport
 from retuned.stages.gate import DecisionKind, GateDecision
+from retuned.stages.gate.description import plan_words
 from retuned.stages.profile import WorkloadProfile
 from retuned.stages.proposal import Proposal
 from retuned.stages.swap import SwapKind, SwapOrder
@@ -113,7 +114,7 @@ def case_of(
         beside=said_beside(store, RecordKind.EXPERIMENT, row.proposal.experiment),
         fleet=fleet,
         commands=tuple(_commands(row)),
-        plan=gate.live_proof if gate is not None else (),
+        plan=plan_words(gate),
     )
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from retuned.contract import Digest, TrustClass
-from retuned.stages.gate.description import live_proof_words
 from retuned.stages.gate.limits import LiveProofMode
 from retuned.stages.gate.policy import Approvals, Gate, KernelTuningPolicy, Mode
 from retuned.stages.gate.quorum import Quorum, breaks_glass, count
@@ -214,7 +213,7 @@ class _Case:
             next_change_at=None if over else min(next_change_at or self.deadline, self.deadline),
             evaluated_at=self.now,
             detail=detail,
-            live_proof=live_proof_words(self.policy.spec.live_proof) if self.policy else (),
+            live_proof=self.policy.spec.live_proof if self.policy else None,
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from retuned.stages.gate.limits import LiveProof, LiveProofMode, Unproven
 from retuned.stages.gate.policy import KernelTuningPolicy
+from retuned.stages.gate.records import GateDecision
 from retuned.stages.gate.values import PolicyModel
 
 
@@ -101,6 +102,12 @@ def live_proof_words(rule: LiveProof) -> tuple[str, ...]:
         f"too-little-traffic: it {little}.",
         "not-concluded: it rolls back without blame.",
     )
+
+
+def plan_words(gate: GateDecision | None) -> tuple[str, ...]:
+    """Return what a live proof of a proposal will do; nothing where no policy has decided."""
+    rule = None if gate is None else gate.live_proof
+    return () if rule is None else live_proof_words(rule)
 
 
 def _slo_words(rule: LiveProof) -> tuple[str, ...]:

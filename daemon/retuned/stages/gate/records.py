@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from pydantic import AwareDatetime, Field
 
 from retuned.contract import Digest, Record, digest_of
+from retuned.stages.gate.limits import LiveProof
 from retuned.stages.gate.values import Glob
 
 
@@ -177,5 +178,5 @@ class GateDecision(Record):
     """Moment the answer is for."""
     detail: str = ""
     """Further explanation."""
-    live_proof: tuple[str, ...] = ()
-    """What a live proof of the swap will do, a sentence each."""
+    live_proof: LiveProof | None = None
+    """The policy's rule for live proofs of the swap."""
