@@ -26,6 +26,7 @@ NAME = "scale_bias_h1024"
 
 @pytest.fixture(autouse=True)
 def _forgotten() -> Iterator[None]:
+    catalog.forget()  # what another test of this process has loaded
     yield
     catalog.forget()
 
