@@ -23,8 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.catalog_cpu import machine
-from benchmarks.gpu.vllm_live.proofs import OVERHEAD, Arms, Kept, measured
+from benchmarks.gpu.vllm_live.proofs import OVERHEAD, Arms, Kept, measured, series
 from benchmarks.gpu.vllm_live.toggles import Toggles
 
 from retuned.demo.processes import Child, Cores
@@ -33,6 +32,8 @@ from retuned.stages.watch import proof
 RESULT = Path(__file__).resolve().parent / "results" / "live_proof_demo.json"
 _IN_FLIGHT = 4
 _PILOT_S = 90.0
+_DRAIN_S = 5.0
+"""Requests of the chat that are under way end meanwhile."""
 
 
 def run(options: argparse.Namespace, folder: Path) -> None:
@@ -50,7 +51,7 @@ def run(options: argparse.Namespace, folder: Path) -> None:
             client.answer(timeout_s=60)
             client.say("phase code")
             client.answer(timeout_s=60)
-            time.sleep(5.0)
+            time.sleep(_DRAIN_S)
             results = _proofs(options, sockets)
             client.say("stop")
             totals = client.answer(timeout_s=90)
@@ -60,12 +61,7 @@ def run(options: argparse.Namespace, folder: Path) -> None:
 
 def _proofs(options: argparse.Namespace, sockets: Path) -> dict[str, Any]:
     begin_s = time.monotonic()
-    results: dict[str, Any] = {
-        "method": " ".join((__doc__ or "").split("\n\n", 2)[2].split()),
-        "machine": machine(),
-        "load_average": [os.getloadavg()[0]],
-        "proofs": [],
-    }
+    results = series(__doc__)
     toggles, earlier = Toggles(sockets), None
     while len(results["proofs"]) < options.proofs:
         if time.monotonic() - begin_s > options.minutes * 60.0:

@@ -28,9 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from benchmarks.catalog_cpu import machine
 from benchmarks.gpu.vllm_live.load import interval
-from benchmarks.gpu.vllm_live.proofs import Arms, Kept, measured, table_of
+from benchmarks.gpu.vllm_live.proofs import Arms, Kept, measured, series, table_of
 from benchmarks.gpu.vllm_live.toggles import Toggles
 from tests.servers.vllm_cpu import server
 from tests.servers.vllm_cpu.server import Lane
@@ -133,12 +132,7 @@ def fresh(longest_s: float) -> proof.ProofSettings:
 def run(options: argparse.Namespace, lane: Lane) -> dict[str, Any]:
     """Prove all tables; results are written after each."""
     begin_s = time.monotonic()
-    results: dict[str, Any] = {
-        "method": " ".join((__doc__ or "").split("\n\n", 2)[2].split()),
-        "machine": machine(),
-        "load_average": [os.getloadavg()[0]],
-        "proofs": [],
-    }
+    results = series(__doc__)
     toggles = Toggles(lane.sockets)
     with Traffic(lane) as traffic:
         while len(traffic.done) < 4 * UNDER_WAY:

@@ -148,7 +148,7 @@ def course(ratios: list[float]) -> list[WatchSample]:
 
 
 def test_small_ratios_that_vary_are_no_decay() -> None:
-    """An attention table on an H200: 5 % of what is allowed, after five reports of 2 to 3 %."""
+    """On an H200 the alarm came at 5 % of what is allowed; the numbers before it are made up."""
     ratios = [0.02, 0.03, 0.025, 0.02, 0.03, *[0.0653, 0.0518, 0.06] * 10]
     assert judge(*course(ratios))[1] != "slow-decay"
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 from tests.standalone.local_world import KERNEL, WINNER, World
-from tests.standalone.test_live_proof_loop import Live, policy, settled, swapped
+from tests.standalone.test_live_proof_loop import SLO, Live, counted, policy, settled, swapped
 from tests.standalone.test_steering import freeze
 
 from retuned.errors import TemporaryError
@@ -160,6 +160,20 @@ def test_without_traffic_the_alarm_is_sent_and_says_that_it_is_unknown(
     live.wait = waits  # type: ignore[method-assign]
     world.loop.measure()
     assert sent
+    assert outcome(world) == "unknown"
+    assert settled(world) == "Promoted"
+
+
+def test_a_breach_of_service_levels_leaves_the_cause_unknown(world: World, live: Live) -> None:
+    promoted(world, live)
+    counted(world, live, lambda _: True)
+    world.policies = (policy(**SLO),)
+    alarmed(world)
+    world.loop.measure()
+    assert outcome(world) == "trying"
+    assert not world.server.slots()[0].bypassed
+    world.clock.advance(TRY_S)
+    world.loop.measure()
     assert outcome(world) == "unknown"
     assert settled(world) == "Promoted"
 

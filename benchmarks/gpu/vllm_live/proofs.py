@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from benchmarks.catalog_cpu import machine
 from benchmarks.gpu.vllm_live.__main__ import CASES, Case
 from benchmarks.gpu.vllm_live.load import Load, interval
 from benchmarks.gpu.vllm_live.server import Vllm
@@ -163,6 +164,16 @@ class Kept:
     def need(self) -> ProofNeed:
         """Return that the proof is wanted."""
         return ProofNeed.CONTINUE
+
+
+def series(doc: str | None) -> dict[str, Any]:
+    """Return the head of a file of proofs on this machine: how, where, and the load."""
+    return {
+        "method": " ".join((doc or "").split("\n\n", 2)[2].split()),
+        "machine": machine(),
+        "load_average": [os.getloadavg()[0]],
+        "proofs": [],
+    }
 
 
 def out_folder() -> Path:

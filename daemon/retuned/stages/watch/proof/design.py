@@ -148,8 +148,8 @@ def result_of(
 ) -> PairResult:
     """Return the result of a pair from the sums of its blocks, in the order of time.
 
-    In a short block one collection of garbage takes as long as many steps. So slow steps count only
-    up to the time from which they are slow; their number is evidence of its own. Long blocks, which
+    In a short block one garbage collection takes as long as many steps. So slow steps count only
+    up to the time from which they are slow; separate evidence counts them. Long blocks, which
     decide the size, count the whole time.
     """
     on, off = (first, second) if plan.first is Arm.ON else (second, first)
