@@ -11,6 +11,7 @@ from retuned.runtime.core.host import RuntimeHost
 from retuned.runtime.core.own_overhead import OwnOverhead
 from retuned.runtime.graphs.torch_graphs import TorchGraphs
 from retuned.runtime.schema import Refused
+from retuned.runtime.steps.composition import Composition
 from retuned.runtime.steps.hook import Steps
 from retuned.runtime.steps.log import LEASE_S, StepLog
 
@@ -36,7 +37,7 @@ class World:
         self.steps = Steps()
         self.steps.log = StepLog(now_s=lambda: self.now_s)
         self.swapped = ""
-        self.parts = [Wrapped(), Wrapped()]
+        self.parts = {"launches": Wrapped(), "graphs": Wrapped()}
         self.made = OwnOverhead(
             self.steps,
             wrappers=lambda: self.parts,
@@ -46,7 +47,12 @@ class World:
 
     @property
     def within(self) -> set[bool]:
-        return {each.within for each in self.parts}
+        return {each.within for each in self.parts.values()}
+
+    def mark_step(self) -> None:
+        """Run one step of a server that marks them."""
+        assert self.steps.enter(Composition(0, 1, 1))
+        self.steps.leave(failed=False)
 
     def arm(self, *, on: bool, label: str = "1-0-off") -> dict[str, Any]:
         return self.made.answer({"on": on, "arm": label})
@@ -68,7 +74,29 @@ def test_wrappers_leave_and_return_with_the_label_of_their_block(world: World) -
     assert (back["on"], back["arm"], world.steps.log.arm) == (True, "1-1-on", "1-1-on")
 
 
-@pytest.mark.parametrize("request_", [{}, {"on": 1}, {"on": False, "arm": ""}, {"on": None}])
+def test_some_wrappers_can_leave_alone(world: World) -> None:
+    out = world.made.answer({"on": False, "arm": "1-0-off", "parts": ["graphs"]})
+    assert not out["on"]
+    assert set(out["parts_us"]) == {"launches", "graphs"}
+    assert [each.within for each in world.parts.values()] == [True, False]
+    world.made.answer({"on": False, "arm": "1-1-off", "parts": ["launches"]})
+    assert [each.within for each in world.parts.values()] == [False, True]
+    world.arm(on=True)
+    assert world.within == {True}
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {},
+        {"on": 1},
+        {"on": False, "arm": ""},
+        {"on": None},
+        {"on": False, "parts": []},
+        {"on": False, "parts": "graphs"},
+        {"on": False, "parts": ["others"]},
+    ],
+)
 def test_a_bad_request_changes_nothing(world: World, request_: dict[str, Any]) -> None:
     with raises_code(Refused, "bad-request"):
         world.made.answer(request_)
@@ -88,6 +116,57 @@ def test_wrappers_stay_where_a_swap_needs_them(world: World) -> None:
         world.arm(on=False)
     assert world.within == {True}
     assert world.arm(on=True, label="1-1-on")["on"] is True  # the way back is never closed
+
+
+TURNS = [["1-0-on", True], ["1-1-off", False], ["1-2-off", False], ["1-3-on", True]]
+
+
+def test_the_launching_thread_takes_turns_itself(world: World) -> None:
+    said = world.made.answer({"on": False, "turns": TURNS, "steps": 2})
+    assert (said["turns"], world.within) == (4, {True})
+    seen = []
+    for _ in range(10):
+        world.mark_step()
+        seen.append((world.steps.log.arm, world.within == {True}))
+    assert seen == [
+        *[("1-0-on", True)] * 2,
+        *[("1-1-off", False)] * 2,
+        *[("1-2-off", False)] * 2,
+        *[("1-3-on", True)] * 2,
+        *[("", True)] * 2,
+    ]
+    assert world.steps.turns is None
+
+
+def test_turns_end_with_the_recording(world: World) -> None:
+    world.made.answer({"on": False, "turns": TURNS[1:], "steps": 2})
+    world.mark_step()
+    assert world.within == {False}
+    world.now_s = LEASE_S + 1.0
+    world.made.tend()
+    assert (world.within, world.steps.turns, world.steps.log.arm) == ({True}, None, "")
+    world.mark_step()
+    assert world.within == {True}
+
+
+def test_work_that_needs_the_wrappers_ends_turns_that_have_not_begun(world: World) -> None:
+    world.made.answer({"on": False, "turns": TURNS[1:], "steps": 2})
+    world.made.end()
+    world.mark_step()
+    assert (world.within, world.steps.log.arm) == ({True}, "")
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [[], [["a"]], [["a", 1]], [["", True]], "ab", [["a", True]] * 65, [[None, True]]],
+)
+def test_turns_are_labels_and_whether_the_arm_is_on(world: World, turns: object) -> None:
+    with raises_code(Refused, "bad-request"):
+        world.made.answer({"on": False, "turns": turns, "steps": 2})
+    for steps in (0, 65, True, None, "2"):
+        with raises_code(Refused, "bad-request"):
+            world.made.answer({"on": False, "turns": TURNS, "steps": steps})
+    assert world.steps.turns is None
 
 
 def test_wrappers_return_when_the_daemon_is_gone(world: World) -> None:
@@ -110,7 +189,7 @@ def test_wrappers_return_at_once_before_work_that_needs_them(world: World) -> No
 
 def test_a_host_brings_them_back_before_a_swap_and_at_its_end() -> None:
     host, part = RuntimeHost("kept"), Wrapped()
-    host.overhead = OwnOverhead(host.steps, wrappers=lambda: [part], in_force=str)
+    host.overhead = OwnOverhead(host.steps, wrappers=lambda: {"part": part}, in_force=str)
 
     def out() -> None:
         host.steps.log.start()

@@ -5,8 +5,9 @@
 The runner, the pilot and the verdicts are the product's; only the orders are this program's. Arms:
 ``same`` (a table with the server's own configuration: no effect), ``slow`` and ``fast`` (tables
 with a configuration of a known time, for `attention`), ``overhead`` (Retuned's wrappers leave and
-return). Each is proven in turn under one load, and the server's rate is measured beside it with
-the arm off and on, from the client. Results are written after each proof.
+return), ``overhead-launches`` and the like (one of them does). Each is proven in turn under one
+load, and the server's rate is measured beside it with the arm off and on, from the client. Results
+are written after each proof.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from retuned.node.live_proof import ProofNeed, ProofRunner
 from retuned.ports import SlotState, Swapper
 from retuned.report.live_proof import sentence_of
 from retuned.runtime.tunables.records import canonical
+from retuned.runtime.tunables.service import FAMILIES
 from retuned.runtime_client.live_steps import ServerSteps
 from retuned.stages.gate import LiveProof, LiveProofMode
 from retuned.stages.swap import SwapKind, SwapOrder
@@ -45,6 +47,7 @@ from retuned.tunables.tune import ClassResult, rules_of
 
 HERE = Path(__file__).resolve().parent
 OVERHEAD = "overhead"
+PARTS = tuple(f"{OVERHEAD}-{each}" for each in ("launches", *FAMILIES, "graphs"))
 CONFIGS: Mapping[str, Mapping[str, int]] = {
     "same": {"BLOCK_M": 16, "TILE_SIZE": 32, "num_warps": 4, "num_stages": 3},
     "slow": {"BLOCK_M": 32, "TILE_SIZE": 16, "num_warps": 4, "num_stages": 3},
@@ -84,6 +87,7 @@ class Arms:
         self._toggles, self.definition = toggles, definition
         self._off = False
         self.held_us: list[float] = []
+        self.parts_us: list[Any] = []
 
     def slots(self) -> Sequence[SlotState]:
         """Return the one slot, with the arm that was set last."""
@@ -100,13 +104,15 @@ class Arms:
     def bypass(self, definition: str, *, on: bool, arm: str | None = None) -> None:
         """Take the arm out, or put it back, and label the steps after it."""
         label = {} if arm is None else {"arm": arm}
-        if definition == OVERHEAD:
-            request = {"op": "overhead-arm", "on": not on}
+        if definition.startswith(OVERHEAD):
+            part = definition.removeprefix(OVERHEAD).removeprefix("-")
+            request = {"op": "overhead-arm", "on": not on, **({"parts": [part]} if part else {})}
         else:
             request = {"op": "tunable-bypass", "definition": definition, "on": on, "term": 2**51}
         said = self._toggles.ask(request | label)
         self._off = on
         self.held_us.append(float(said.get("pause_us") or 0.0))
+        self.parts_us.append(said.get("parts_us"))
 
 
 class TeedSteps(ServerSteps):
@@ -199,7 +205,7 @@ async def prove(
 ) -> tuple[dict[str, Any], proof.ProofState | None]:
     """Prove one arm until there is a verdict or the time is over; return also the last state."""
     settings = proof.ProofSettings(max_duration_s=600.0, long_blocks=0)
-    if name == OVERHEAD:
+    if name.startswith(OVERHEAD):
         settings = settings.model_copy(update={"ask": "ceiling", "min_effect": math.log(1.01)})
     arms, kept = Arms(toggles, definition), Kept(settings, earlier)
     found = await measured(
@@ -262,6 +268,7 @@ async def measured(
         "switches": len(arms.held_us),
         "held_us_median": statistics.median(arms.held_us) if arms.held_us else None,
         "held_us_max": max(arms.held_us, default=None),
+        "last_parts_us": arms.parts_us[-2:],
         "sham_d": [round(d, 6) for d in shams],
         "d": [round(each.d or 0.0, 6) for each in pairs],
         "scales": [round(each.scale or 0.0, 6) for each in pairs],
@@ -412,8 +419,8 @@ async def _one(
     earlier: proof.ProofState | None,
     deadline_s: float,
 ) -> tuple[dict[str, Any], proof.ProofState | None]:
-    definition, table = OVERHEAD, ""
-    if name != OVERHEAD:
+    definition, table = name, ""
+    if not name.startswith(OVERHEAD):
         reports = (await asyncio.to_thread(toggles.report))["tunables"]
         report = next(each for each in reports if each["family"] == "attention")
         least_rows = 1 if name == "same" else 1024
@@ -442,7 +449,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("arms", nargs="+", choices=[*CONFIGS, OVERHEAD])
+    parser.add_argument("arms", nargs="+", choices=[*CONFIGS, OVERHEAD, *PARTS])
     parser.add_argument("--case", choices=sorted(CASES_HERE), default="attention")
     parser.add_argument("--vllm", required=True)
     parser.add_argument("--python", required=True)

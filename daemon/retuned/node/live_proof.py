@@ -11,7 +11,7 @@ import logging
 import math
 import secrets
 import threading
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -34,6 +34,8 @@ _NO_SAFE_POINT = "no-safe-point"
 """Reason code: one step took longer than the runtime waits for its end."""
 _LOOK_S = 0.25
 """Between two observations of a block."""
+_TURN_BURN_IN = 1
+"""Steps at the start of a turn that are left out: the first one contains the switch."""
 _PAUSE_S = 1.0
 """Between two readings of service levels while a proof is paused."""
 
@@ -83,6 +85,24 @@ class Levels(Protocol):
 
     def met(self) -> bool:
         """Return whether they are met now; False where that cannot be seen."""
+        ...
+
+
+class TurnTaker(Protocol):
+    """Lets the server itself switch an arm between its steps, for turns of a few steps."""
+
+    def take_turns(self, turns: Sequence[tuple[str, bool]], *, steps: int) -> None:
+        """Let each turn run so many steps, with its label and whether the arm is on.
+
+        After the last turn the arm is on, and steps have no label.
+
+        Raises
+        ------
+        CandidateError
+            If the server refuses.
+        TemporaryError
+            If it does not answer.
+        """
         ...
 
 
@@ -191,6 +211,8 @@ class ProofRunner:
     levels
         Read at the end of each block; None asks for none. A breach switches the swap off, and one
         that was kept on.
+    turns
+        Switches the arm where a pair has turns; without it no settings may ask for turns.
     """
 
     def __init__(
@@ -205,11 +227,12 @@ class ProofRunner:
         first: Callable[[float], proof.ProofState] | None = None,
         kept: bool = False,
         levels: Levels | None = None,
+        turns: TurnTaker | None = None,
     ) -> None:
         self._order, self._rule, self._record = order, rule, record
         self._swapper, self._live, self._clock = swapper, live, clock
         self._first = first or (lambda at_s: proof.begin(proof.settings_of(rule), at_s=at_s))
-        self._kept, self._levels = kept, levels
+        self._kept, self._levels, self._turns = kept, levels, turns
         self._steps: dict[str, list[proof.StepRecord]] = {}
         """By label of their block."""
 
@@ -245,6 +268,8 @@ class ProofRunner:
         plan = state.plan
         assert plan is not None, "it was just planned"
         self._steps.clear()
+        if plan.turn_steps:
+            return self._in_turns(state, plan, stop)
         labels = [f"{plan.number}-{at}-{arm}" for at, arm in enumerate(plan.runs)]
         for label, arm in zip(labels, plan.runs, strict=True):
             if not self._block(plan, arm, label=label, stop=stop):
@@ -257,6 +282,32 @@ class ProofRunner:
         self._read()
         blocks = [_block_of(self._steps.get(label, [])) for label in labels]
         event = proof.PairMeasured(plan.number, blocks[0], blocks[1], at_s=self._at_s())
+        return proof.step(state, event)
+
+    def _in_turns(
+        self, state: proof.ProofState, plan: proof.PairPlan, stop: threading.Event
+    ) -> proof.ProofState:
+        """Let the server take the turns of a pair; return the state after it."""
+        assert self._turns is not None, "settings with turns come with who takes them"
+        sham = plan.kind is proof.PairKind.SHAM
+        arms = [proof.Arm.OFF if sham else label for label in plan.order]
+        labels = [f"{plan.number}-{at}-{arm}" for at, arm in enumerate(arms)]
+        asked = [(label, arm is proof.Arm.ON) for label, arm in zip(labels, arms, strict=True)]
+        self._slot()
+        self._turns.take_turns(asked, steps=plan.turn_steps)
+        began_s = self._live.now_s()
+        while len(self._steps.get(labels[-1], ())) < plan.turn_steps:
+            late = self._live.now_s() - began_s > plan.turns * plan.most_block_s
+            if stop.is_set() or late:
+                return proof.step(state, proof.PairAbandoned(plan.number, at_s=self._at_s()))
+            self._live.wait(_LOOK_S)
+            self._read()
+            self._check_need()
+        steps: dict[proof.Arm, list[proof.StepRecord]] = {each: [] for each in plan.labels}
+        for label, of in zip(labels, plan.order, strict=True):
+            steps[of].extend(self._steps.get(label, ())[_TURN_BURN_IN:])
+        first, second = (_block_of_turns(steps[each]) for each in plan.labels)
+        event = proof.PairMeasured(plan.number, first, second, at_s=self._at_s())
         return proof.step(state, event)
 
     def _paused(self, state: proof.ProofState) -> proof.ProofState:
@@ -357,3 +408,8 @@ def _block_of(steps: list[proof.StepRecord]) -> proof.MeasuredBlock:
         began_s=first.ended_s - (first.period_s or 0.0),
         ended_s=steps[-1].ended_s,
     )
+
+
+def _block_of_turns(steps: list[proof.StepRecord]) -> proof.MeasuredBlock:
+    seconds = sum(each.period_s or 0.0 for each in steps)
+    return proof.MeasuredBlock(steps=proof.columns_of(steps), began_s=0.0, ended_s=seconds)

@@ -122,17 +122,37 @@ def test_simulated_blocks_end_where_an_adapter_would_end_them() -> None:
 
 def test_the_burn_in_leaves_out_early_steps_and_steps_in_flight() -> None:
     made = block(Arm.OFF, count=60)
-    assert len(counted(made, SHORT)) == 58  # the first steps end after 0.3 s: only two in flight
+    # the first steps end after 0.3 s: only two in flight
+    assert len(counted(made, plan(), settings=SHORT)) == 58
     late = replace(made, began_s=made.steps.ended_s[9] - 0.25)
-    assert len(counted(late, SHORT)) == 51
+    assert len(counted(late, plan(), settings=SHORT)) == 51
     whole = SHORT.model_copy(update={"burn_in_s": 0.0, "burn_in_steps": 0})
-    assert len(counted(made, whole)) == 60
+    assert len(counted(made, plan(), settings=whole)) == 60
+
+
+def test_labels_take_turns_in_an_order_that_a_trend_does_not_favour() -> None:
+    settings = SHORT.model_copy(update={"turn_steps": 4})
+    coin = random.Random(4)
+    made = plan_pair(3, PairKind.SHORT, settings=settings, toggle_s=0.0, coin=coin)
+    a, b = made.labels
+    assert made.order == (a, b, b, a, b, a, a, b)
+    at = {arm: [i for i, each in enumerate(made.order) if each is arm] for arm in made.labels}
+    for power in (1, 2):  # a straight and a bent trend
+        assert len({sum(i**power for i in places) for places in at.values()}) == 1
+    long = plan_pair(4, PairKind.LONG, settings=settings, toggle_s=0.0, coin=coin)
+    assert (long.turn_steps, long.order) == (0, ())
+
+
+def test_steps_of_turns_have_no_burn_in_of_their_block() -> None:
+    made = block(Arm.OFF, count=60)
+    turns = plan().model_copy(update={"turn_steps": 4, "turns": 8})
+    assert len(counted(made, turns, settings=SHORT)) == 60
 
 
 def test_steps_after_idling_are_left_out() -> None:
     made = block(Arm.OFF, count=60)
     made.steps.period_s[[5, 6]] = np.nan, 0.0
-    assert len(counted(made, SHORT)) == 56
+    assert len(counted(made, plan(), settings=SHORT)) == 56
 
 
 def test_records_and_columns_are_the_same_steps() -> None:

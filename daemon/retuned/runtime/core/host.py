@@ -32,7 +32,7 @@ from retuned.runtime.shadow.sampler import Compare, compare_tensors
 from retuned.runtime.steps.hook import Steps
 from retuned.runtime.steps.log import TIMED
 from retuned.runtime.steps.service import StepService
-from retuned.runtime.tunables.service import Tunables
+from retuned.runtime.tunables.service import FAMILIES, Tunables
 from retuned.runtime.tuned_files.service import TunedFiles
 
 log = logging.getLogger(__name__)
@@ -267,10 +267,12 @@ class RuntimeHost:
             **{name: report() for name, report in list(self.reports.items())},
         }
 
-    def _wrappers(self) -> list[Wrapper]:
+    def _wrappers(self) -> dict[str, Wrapper]:
         """Return what `own_overhead` takes out of the server's calls."""
-        intercepting = [] if self._interception is None else [self._interception]
-        return [*intercepting, *self.tunables.hooks, self.graphs]
+        found: dict[str, Wrapper] = dict(zip(FAMILIES, self.tunables.hooks, strict=True))
+        if self._interception is not None:
+            found["launches"] = self._interception
+        return found | {"graphs": self.graphs}
 
     def _in_force(self) -> str:
         """Return the name of a swap in force; empty without one."""

@@ -9,12 +9,15 @@ measures both arms. Operators stay where they were registered.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from retuned.runtime.schema import Refused
 from retuned.runtime.steps.hook import ARM_WAIT_S, Steps
 from retuned.runtime.steps.log import arm_in
+from retuned.runtime.steps.turns import Turn, Turns, turns_in
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +43,7 @@ class OwnOverhead:
     Parameters
     ----------
     wrappers
-        All that can leave the server's calls.
+        All that can leave the server's calls, by name.
     in_force
         Returns the name of a swap in force; empty without one. It would end with the wrappers.
     stays
@@ -51,12 +54,14 @@ class OwnOverhead:
         self,
         steps: Steps,
         *,
-        wrappers: Callable[[], Sequence[Wrapper]],
+        wrappers: Callable[[], Mapping[str, Wrapper]],
         in_force: Callable[[], str],
         stays: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._steps, self._wrappers = steps, wrappers
         self._in_force, self._stays = in_force, stays
+        self._lock = threading.Lock()
+        """Held while wrappers leave or return: turns do so on the launching thread."""
         self.out = False
 
     def operations(self) -> dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]]:
@@ -65,7 +70,9 @@ class OwnOverhead:
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Take the wrappers out or put them back at a safe point, and label the steps after it.
 
-        They return by themselves when the recording of steps ends.
+        ``parts`` names those that leave; without it all leave. With ``turns`` the launching thread
+        does so itself, every ``steps`` steps; see `turns_in`. They return by themselves when the
+        recording of steps ends. The answer has the time that each took, microseconds.
 
         Raises
         ------
@@ -75,22 +82,37 @@ class OwnOverhead:
         on, arm = request.get("on"), arm_in(request)
         if not isinstance(on, bool):
             raise Refused("bad-request", detail="a boolean 'on' is needed")
+        parts, turns = self._named(request), turns_in(request)
         if not on and not self._steps.log.recording:
             raise Refused("not-recording", detail="the wrappers leave only while steps are timed")
         named = self._in_force()
-        if not on and named:
+        if named and not on:
             raise Refused("swap-in-force", detail=f"{named} would end with the wrappers")
-        held_us = self._switch(on, arm=arm)
+        if turns is not None and not on:
+            self._steps.turns = self._taking(*turns, parts=parts)
+            return {"on": not self.out, "turns": len(turns[0]), "stays": list(self._stays())}
+        self._steps.turns = None
+        took_us, held_us = self._steps.in_arm(
+            lambda _: self._set(() if on else parts), arm=arm, wait_s=ARM_WAIT_S
+        )
         return {
             "on": not self.out,
             "arm": self._steps.log.arm,
             "pause_us": round(held_us, 1),
+            "parts_us": took_us,
             "stays": list(self._stays()),
         }
 
+    def _taking(self, turns: tuple[Turn, ...], steps: int, *, parts: Collection[str]) -> Turns:
+        def change(on: bool) -> None:
+            self._set(() if on else parts, turns=made)
+
+        made = Turns(turns, steps=steps, change=change)
+        return made
+
     def tend(self) -> None:
         """Put the wrappers back if nobody records steps any more."""
-        if self.out:
+        if self.out or self._steps.turns is not None:
             self._steps.log.expire()
             if not self._steps.log.recording:
                 log.warning("the wrappers return: no steps are recorded any more")
@@ -98,18 +120,34 @@ class OwnOverhead:
 
     def end(self) -> None:
         """Put the wrappers back at once; before a swap and before the end of the runtime."""
-        if self.out:
+        with self._lock:
+            took_turns, self._steps.turns = self._steps.turns, None
+        if self.out or took_turns is not None:
             self._steps.log.arm = ""  # steps of both kinds belong to no arm
-            self._set(True)
+            self._set(())
 
-    def _switch(self, on: bool, *, arm: str | None) -> float:
-        _, held_us = self._steps.in_arm(lambda _: self._set(on), arm=arm, wait_s=ARM_WAIT_S)
-        return held_us
+    def _named(self, request: Mapping[str, Any]) -> Collection[str]:
+        known = list(self._wrappers())
+        parts = request.get("parts", known)
+        if not isinstance(parts, list) or not parts or not set(map(str, parts)) <= set(known):
+            raise Refused("bad-request", detail=f"'parts' are some of {known}")
+        return [str(each) for each in parts]
 
-    def _set(self, on: bool) -> None:
-        self.out = not on
-        for each in self._wrappers():
-            if on:
-                each.resume()
-            else:
-                each.suspend()
+    def _set(self, leaving: Collection[str], *, turns: Turns | None = None) -> dict[str, float]:
+        """Let some wrappers leave and the others return; return what each took, microseconds.
+
+        Turns that have ended change nothing.
+        """
+        took_us: dict[str, float] = {}
+        with self._lock:
+            if turns is not None and self._steps.turns is not turns:
+                return took_us
+            self.out = bool(leaving)
+            for name, each in self._wrappers().items():
+                begin_s = time.perf_counter()
+                if name in leaving:
+                    each.suspend()
+                else:
+                    each.resume()
+                took_us[name] = round(1e6 * (time.perf_counter() - begin_s), 1)
+        return took_us

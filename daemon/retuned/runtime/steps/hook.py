@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 from retuned.runtime.schema import Refused
 from retuned.runtime.steps.composition import Composition, GraphNote, composition, described
 from retuned.runtime.steps.log import StepLog
+from retuned.runtime.steps.turns import Turns
 from retuned.runtime.tunables.records import bucket
 
 log = logging.getLogger(__name__)
@@ -100,6 +101,8 @@ class Steps:
         """Held by the thread of a pause."""
         self._halfway_s = 0.0
         """When the first call of a step returned whose second one is due; 0 if none is."""
+        self.turns: Turns | None = None
+        """Switches an arm every few steps that are recorded."""
         self._marked = False
         """Whether the server marks its steps itself."""
         self._owner: int | None = None
@@ -232,7 +235,18 @@ class Steps:
             self._recent.append(described(scheduler_output))
         self.log.drop()
         if self.log.recording and tokens:
+            self._turn()
             self._record(worker, scheduler_output)
+
+    def _turn(self) -> None:
+        turns = self.turns
+        if turns is None:
+            return
+        more = turns.begin_step(self.log)
+        if self.turns is not turns:  # ended by the control thread meanwhile
+            self.log.arm = ""
+        elif not more:
+            self.turns = None
 
     def _act(self) -> None:
         with contextlib.suppress(IndexError):  # the control thread takes actions out, too
@@ -271,6 +285,7 @@ class Steps:
             if gap_s < _IDLE_S:
                 self._busy_s += gap_s
             if self.log.recording:
+                self._turn()
                 idle = work.after_idle or gap_s > _IDLE_S
                 self.log.begin(work._replace(after_idle=idle))
         except Exception:

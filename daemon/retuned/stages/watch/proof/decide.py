@@ -224,11 +224,14 @@ def _service_level(state: ProofState, event: ServiceLevel) -> ProofState:
 
 
 def _pair(state: ProofState, event: PairMeasured) -> ProofState:
-    kept = (counted(event.first, state.settings), counted(event.second, state.settings))
-    if state.phase is Phase.PILOT:
-        return _pilot_pair(state, event, kept)
     plan, known_fit = state.plan, state.fit
     assert plan is not None  # _check_number
+    kept = (
+        counted(event.first, plan, settings=state.settings),
+        counted(event.second, plan, settings=state.settings),
+    )
+    if state.phase is Phase.PILOT:
+        return _pilot_pair(state, event, kept)
     assert known_fit is not None  # the pilot ended
     result = measure(
         plan,

@@ -78,6 +78,8 @@ def plan_pair(
         block_s=length,
         most_block_s=max(settings.most_block_s, length),
         least_steps=settings.least_steps,
+        turn_steps=0 if kind is PairKind.LONG else settings.turn_steps,
+        turns=settings.turns if settings.turn_steps and kind is not PairKind.LONG else 0,
     )
 
 
@@ -88,12 +90,16 @@ def block_is_over(plan: PairPlan, *, elapsed_s: float, steps: int) -> bool:
     return elapsed_s >= plan.block_s and steps >= plan.least_steps
 
 
-def counted(block: MeasuredBlock, settings: ProofSettings) -> StepColumns:
-    """Return the steps after the burn-in whose period is known."""
+def counted(block: MeasuredBlock, plan: PairPlan, *, settings: ProofSettings) -> StepColumns:
+    """Return the steps after the burn-in whose period is known.
+
+    The steps of turns come without the burn-in of each turn.
+    """
     steps = block.steps
-    keep = steps.ended_s >= block.began_s + settings.burn_in_s
-    keep &= np.arange(len(steps)) >= settings.burn_in_steps
-    keep &= np.isfinite(steps.period_s) & (steps.period_s > 0.0)
+    keep = np.isfinite(steps.period_s) & (steps.period_s > 0.0)
+    if not plan.turn_steps:
+        keep &= steps.ended_s >= block.began_s + settings.burn_in_s
+        keep &= np.arange(len(steps)) >= settings.burn_in_steps
     return steps.pick(keep)
 
 

@@ -138,6 +138,13 @@ class ProofSettings(Record):
     """Steps that a block waits for."""
     most_block_s: float = Field(default=10.0, gt=0.0, le=600.0)
     """Longest block, seconds, however few steps it has."""
+    turn_steps: int = Field(default=0, ge=0, le=64)
+    """Steps of one turn, where the two labels of a short pair take turns; 0 gives each one block.
+
+    A host that changes its pace every second moves blocks of a second by 10 to 60 %, and turns of
+    four steps by 4 %. What a switch changes must be there with the next step."""
+    turns: int = Field(default=8, ge=2, le=64, multiple_of=2)
+    """Turns of a pair, half of them of each label."""
     toggles_per_cost: float = Field(default=200.0, ge=1.0)
     """A block lasts at least this many times the cost of a toggle."""
     burn_in_s: float = Field(default=0.25, ge=0.0)
@@ -243,6 +250,18 @@ class PairPlan(Record):
     """Longest length of each block, seconds."""
     least_steps: int = Field(ge=1)
     """Steps that each block waits for."""
+    turn_steps: int = Field(default=0, ge=0)
+    """Steps of one turn; 0 gives each label one block."""
+    turns: int = Field(default=0, ge=0)
+    """Number of turns; 0 without."""
+
+    @property
+    def order(self) -> tuple[Arm, ...]:
+        """Labels of the turns: A B B A B A A B and so on, so that a trend gives both the same.
+
+        The coin has decided which label is A.
+        """
+        return tuple(self.labels[at.bit_count() % 2] for at in range(self.turns))
 
     @property
     def labels(self) -> tuple[Arm, Arm]:
