@@ -145,7 +145,7 @@ def proven(server: Server, **changed: object) -> Kept:
         order,
         rule,
         record=kept,
-        swapper=server,  # type: ignore[arg-type]  # two methods of it are used
+        swapper=server,
         live=server,
         clock=server,
         turns=server,

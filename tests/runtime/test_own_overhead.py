@@ -33,7 +33,7 @@ class World:
     """An arm over two wrappers, with a clock that the test moves."""
 
     def __init__(self) -> None:
-        self.now_s = 0.0
+        self.now_s = 1000.0
         self.steps = Steps()
         self.steps.log = StepLog(now_s=lambda: self.now_s)
         self.swapped = ""
@@ -43,6 +43,7 @@ class World:
             wrappers=lambda: self.parts,
             in_force=lambda: self.swapped,
             stays=lambda: ["operators"],
+            now_s=lambda: self.now_s,
         )
 
     @property
@@ -142,7 +143,7 @@ def test_turns_end_with_the_recording(world: World) -> None:
     world.made.answer({"on": False, "turns": TURNS[1:], "steps": 2})
     world.mark_step()
     assert world.within == {False}
-    world.now_s = LEASE_S + 1.0
+    world.now_s += LEASE_S + 1.0
     world.made.tend()
     assert (world.within, world.steps.turns, world.steps.log.arm) == ({True}, None, "")
     world.mark_step()
@@ -171,10 +172,10 @@ def test_turns_are_labels_and_whether_the_arm_is_on(world: World, turns: object)
 
 def test_wrappers_return_when_the_daemon_is_gone(world: World) -> None:
     world.arm(on=False)
-    world.now_s = LEASE_S
+    world.now_s += LEASE_S
     world.made.tend()
     assert world.within == {False}
-    world.now_s = LEASE_S + 1.0
+    world.now_s += 1.0
     world.made.tend()
     assert world.within == {True}
     assert world.steps.log.arm == ""
@@ -185,6 +186,51 @@ def test_wrappers_return_at_once_before_work_that_needs_them(world: World) -> No
     world.made.end()
     assert world.within == {True}
     assert world.steps.log.arm == ""  # the rest of the block belongs to no arm
+
+
+def share_within(world: World, *, seconds: float = 100.0) -> float:
+    """Let time pass; return the share of it with the wrappers in the server's calls."""
+    within, ticks = 0, int(seconds * 20)
+    for _ in range(ticks):
+        world.now_s += 0.05
+        world.made.tend()
+        within += world.within == {True}
+    return within / ticks
+
+
+def test_wrappers_that_rest_are_in_the_calls_for_a_share_of_the_time(world: World) -> None:
+    world.steps.log.stop()
+    assert share_within(world) == 1.0
+    world.made.rest({"op": "overhead-rest", "share": 0.1})
+    before = world.made.state()
+    assert share_within(world) == pytest.approx(0.1, abs=0.02)
+    assert not world.made.out, "windows of a profiler are not held back"
+    now = world.made.state()
+    assert now["out_s"] - before["out_s"] == pytest.approx(90.0, abs=2.0)
+    assert now["now_s"] - before["now_s"] == pytest.approx(100.0, abs=0.1)
+    world.made.rest({"op": "overhead-rest", "share": 1.0})
+    assert share_within(world) > 0.999
+
+
+def test_wrappers_do_not_rest_while_a_swap_or_a_measurement_needs_them(world: World) -> None:
+    world.made.rest({"share": 0.1})
+    world.swapped = "rms_norm"
+    assert share_within(world) == 1.0
+    world.swapped = ""
+    world.steps.log.start()
+    assert share_within(world, seconds=30.0) == 1.0, "steps are recorded"
+    world.steps.log.stop()
+    assert share_within(world) < 0.2
+    world.made.end()  # a swap is prepared
+    assert world.within == {True}
+    assert share_within(world, seconds=500.0) == 1.0
+    assert share_within(world, seconds=400.0) < 0.9
+
+
+@pytest.mark.parametrize("share", [0.0, 1.1, "0.1", None])
+def test_a_share_is_a_number_up_to_one(world: World, share: object) -> None:
+    with raises_code(Refused, "bad-request"):
+        world.made.rest({"share": share})
 
 
 def test_a_host_brings_them_back_before_a_swap_and_at_its_end() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from retuned.contract import Guard
 from retuned.errors import CandidateError, HarnessError, TemporaryError
 from retuned.runtime_client.tunable_use import used_classes
 from retuned.runtime_client.tunables import (
+    CountedTime,
     TunableMemory,
     TunableProcess,
     TunableReport,
@@ -61,6 +63,19 @@ def test_usage_is_what_was_launched_between_two_reports() -> None:
     assert (large.launches, large.time_us) == (60.0, 60 * 2000.0)
     assert large.gain_ratio > 3.0
     assert (small.launches, small.time_us) == (9.0, 0.0)
+
+
+def test_usage_is_scaled_where_the_runtime_counts_in_a_share_of_the_time() -> None:
+    def counted(launches: int, *, out_s: float, now_s: float) -> TunableProcess:
+        time = CountedTime(out_s=out_s, now_s=now_s)
+        made = process(report(asked(8192, launches, timed=2, timed_us=4000.0)))
+        return replace(made, counted=time)
+
+    before, now = counted(100, out_s=5.0, now_s=50.0), counted(160, out_s=50.0, now_s=100.0)
+    (used,) = used_classes(NAME, before, now)
+    assert (used.launches, used.time_us) == (600.0, 600 * 2000.0)
+    (always,) = used_classes(NAME, before, replace(now, counted=before.counted))
+    assert always.launches == 60.0
 
 
 def test_replays_follow_from_steps_and_their_time_from_the_keys_that_are_read() -> None:

@@ -25,7 +25,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from benchmarks.catalog_cpu import machine
 from benchmarks.gpu.vllm_live.__main__ import CASES, Case
@@ -35,14 +35,14 @@ from benchmarks.gpu.vllm_live.toggles import Toggles
 
 from retuned.clock import SystemClock
 from retuned.node.live_proof import ProofNeed, ProofRunner
-from retuned.ports import SlotState, Swapper
+from retuned.ports import SlotState
 from retuned.report.live_proof import sentence_of
 from retuned.runtime.tunables.records import canonical
 from retuned.runtime.tunables.service import FAMILIES
 from retuned.runtime_client.live_steps import ServerSteps
 from retuned.stages.gate import LiveProof, LiveProofMode
 from retuned.stages.swap import SwapKind, SwapOrder
-from retuned.stages.watch import proof
+from retuned.stages.watch import own_overhead, proof
 from retuned.tunables.tune import ClassResult, rules_of
 
 HERE = Path(__file__).resolve().parent
@@ -105,14 +105,22 @@ class Arms:
         """Take the arm out, or put it back, and label the steps after it."""
         label = {} if arm is None else {"arm": arm}
         if definition.startswith(OVERHEAD):
-            part = definition.removeprefix(OVERHEAD).removeprefix("-")
-            request = {"op": "overhead-arm", "on": not on, **({"parts": [part]} if part else {})}
+            request = self._overhead(on=not on)
         else:
             request = {"op": "tunable-bypass", "definition": definition, "on": on, "term": 2**51}
         said = self._toggles.ask(request | label)
         self._off = on
         self.held_us.append(float(said.get("pause_us") or 0.0))
         self.parts_us.append(said.get("parts_us"))
+
+
+    def take_turns(self, turns: Sequence[tuple[str, bool]], *, steps: int) -> None:
+        """Let the server switch Retuned's wrappers itself; see `TurnTaker.take_turns`."""
+        self._toggles.ask(self._overhead(on=False) | {"turns": list(turns), "steps": steps})
+
+    def _overhead(self, *, on: bool) -> dict[str, Any]:
+        part = self.definition.removeprefix(OVERHEAD).removeprefix("-")
+        return {"op": "overhead-arm", "on": on, **({"parts": [part]} if part else {})}
 
 
 class TeedSteps(ServerSteps):
@@ -206,7 +214,9 @@ async def prove(
     """Prove one arm until there is a verdict or the time is over; return also the last state."""
     settings = proof.ProofSettings(max_duration_s=600.0, long_blocks=0)
     if name.startswith(OVERHEAD):
-        settings = settings.model_copy(update={"ask": "ceiling", "min_effect": math.log(1.01)})
+        settings = own_overhead.SETTINGS
+    if name.startswith(OVERHEAD):
+        earlier = None  # turns have another noise than blocks
     arms, kept = Arms(toggles, definition), Kept(settings, earlier)
     found = await measured(
         arms,
@@ -247,9 +257,10 @@ async def measured(
         order,
         rule,
         record=kept,
-        swapper=cast(Swapper, arms),  # two methods of it are used
+        swapper=arms,
         live=ServerSteps(sockets) if steps is None else TeedSteps(sockets, steps),
         clock=SystemClock(),
+        turns=arms,
     )
     begin_s = time.monotonic()
     work = asyncio.create_task(asyncio.to_thread(runner.run, stop))
@@ -391,7 +402,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
                 )
                 keep_steps(number, name)
                 results["proofs"].append(found)
-                earlier = earlier or state
+                earlier = earlier or (None if name.startswith(OVERHEAD) else state)
             except Exception:
                 results["errors"].append(traceback.format_exc()[-3000:])
             shown = results["proofs"][-1:] or results["errors"][-1:]

@@ -24,12 +24,14 @@ from retuned.cli.render import (
 )
 from retuned.cli.session import ConfigOption, StateOption, desk
 from retuned.errors import MissingDependency, RetunedError, TemporaryError
+from retuned.node.own_overhead import last_of
 from retuned.report.proposal_text import freeze_line
 from retuned.runtime_client.status import ProcessStatus, SlotStatus, Standings, WindowFacts
 from retuned.runtime_client.tunables import RuntimeTunables
 from retuned.settings import Settings, load_settings
 from retuned.stages.gate import TuningFreeze
 from retuned.stages.proposal import TUNABLE, Lesson
+from retuned.stages.watch.own_overhead import OverheadRecord
 from retuned.standalone.context import RecordKind
 from retuned.standalone.lessons import in_force
 from retuned.standalone.savings import accounts, calibrations
@@ -53,10 +55,13 @@ def status(
     of a canary goes on.
     """
     settings = load_settings(config, {"state_dir": state_dir})
-    folder, freezes, lessons = settings.sockets, standing(settings), learned(settings)
+    folder, freezes = settings.sockets, standing(settings)
+    lessons, cost = learned(settings), own_cost(settings)
     if not json:  # before anything is asked: they stand whether or not a server is attached
         for line in (*map(freeze_line, freezes), *map(_lesson_line, lessons)):
             stdout().print(safe(line, limit=2000), soft_wrap=True)
+        if cost is not None:
+            stdout().print(safe(f"{cost.sentence}.", limit=2000), soft_wrap=True)
     processes, silent = attached(Standings(folder), folder)
     tunables = tunables_of(settings)
     if json:
@@ -65,6 +70,7 @@ def status(
                 "socket_dir": str(folder),
                 "freezes": [freeze.model_dump(mode="json") for freeze in freezes],
                 "lessons": [lesson.model_dump(mode="json") for lesson in lessons],
+                "own_overhead": cost and cost.model_dump(mode="json") | {"sentence": cost.sentence},
                 "processes": [each.model_dump(mode="json") for each in processes],
                 "tunables": tunables,
                 "unanswered": [
@@ -138,6 +144,17 @@ def learned(settings: Settings) -> list[Lesson]:
     store = SqliteStore(settings.state_dir)
     try:
         return in_force(store)
+    finally:
+        store.close()
+
+
+def own_cost(settings: Settings) -> OverheadRecord | None:
+    """Return what Retuned cost the server when that was last measured; None without it."""
+    if not (settings.state_dir / DATABASE).is_file():
+        return None
+    store = SqliteStore(settings.state_dir)
+    try:
+        return last_of(store)
     finally:
         store.close()
 

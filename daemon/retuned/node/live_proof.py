@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
+from retuned.contract import Digest
 from retuned.errors import CandidateError, RetunedError, TemporaryError
 from retuned.ports import Clock, LiveSteps, SlotState, Store, Stored, Swapper
 from retuned.stages.gate import LiveProof, LiveProofMode
@@ -85,6 +86,37 @@ class Levels(Protocol):
 
     def met(self) -> bool:
         """Return whether they are met now; False where that cannot be seen."""
+        ...
+
+
+class Subject(Protocol):
+    """What a proof is about: the order that a slot has in force."""
+
+    @property
+    def definition(self) -> str:
+        """Name of the slot."""
+        ...
+
+    @property
+    def artifact(self) -> Digest | None:
+        """Artifact in force."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """Number of the order."""
+        ...
+
+
+class Switch(Protocol):
+    """The server's slots, as far as a proof switches them; a `Swapper` is one."""
+
+    def slots(self) -> Sequence[SlotState]:
+        """See `Swapper.slots`."""
+        ...
+
+    def bypass(self, definition: str, *, on: bool, arm: str | None = None) -> None:
+        """See `Swapper.bypass`."""
         ...
 
 
@@ -217,11 +249,11 @@ class ProofRunner:
 
     def __init__(
         self,
-        order: SwapOrder,
+        order: Subject,
         rule: LiveProof,
         *,
         record: ProofRecord,
-        swapper: Swapper,
+        swapper: Switch,
         live: LiveSteps,
         clock: Clock,
         first: Callable[[float], proof.ProofState] | None = None,

@@ -32,14 +32,29 @@ from retuned.stages.profile import Counts, ProfileSettings, WorkloadProfile, buc
 log = logging.getLogger(__name__)
 
 
-def totals(ctx: Observing) -> dict[str, dict[str, int]]:
-    """Return launches since the server started; empty while it does not answer."""
+def totals(ctx: Observing) -> tuple[dict[str, dict[str, int]], dict[str, float]]:
+    """Return launches since the server started, and for how long they were not counted, seconds.
+
+    Both are empty while the server does not answer.
+    """
     try:
-        slots = ctx.swapper.slots()
+        slots = [slot for slot in ctx.swapper.slots() if slot.counted]
     except TemporaryError as error:
         log.info("no counters: %s", error)
-        return {}
-    return {slot.definition: _bucketed(ctx, slot.launches) for slot in slots if slot.counted}
+        return {}, {}
+    counts = {slot.definition: _bucketed(ctx, slot.launches) for slot in slots}
+    return counts, {slot.definition: slot.uncounted_s for slot in slots if slot.uncounted_s}
+
+
+def whole(counts: Counts, before: Mapping[str, float], now: Mapping[str, float]) -> Counts:
+    """Return the counts of a window without those of slots that did not count all of it.
+
+    Examples
+    --------
+    >>> whole({"gemm": {"4": 5}, "norm": {"4": 5}}, {"norm": 1.0}, {"norm": 1.0, "gemm": 30.5})
+    {'norm': {'4': 5}}
+    """
+    return {slot: each for slot, each in counts.items() if before.get(slot) == now.get(slot)}
 
 
 def since(before: Counts, now: Counts) -> dict[str, dict[str, int]]:
@@ -271,16 +286,19 @@ def _merged(ctx: Observing, batches: Sequence[_Waiting]) -> tuple[WorkloadProfil
 def _close(ctx: Observing, start_ns: int, window_ns: int, batches: Sequence[_Waiting]) -> None:
     found, devices = _merged(ctx, batches)
     merged = found.model_copy(update={"window_start_ns": start_ns, "window_ns": window_ns})
-    now = totals(ctx)
+    now, uncounted_s = totals(ctx)
     before: Counts = {}
+    uncounted_before_s: Mapping[str, float] = {}
     for previous in ctx.store.list(WINDOW, limit=1):
         if int(previous.id.partition(".")[0]) + window_ns == start_ns:  # else hours may lie between
             before = previous.body["totals"]
-    counts = since(before, now)
+            uncounted_before_s = previous.body.get("uncounted_s", {})
+    counts = whole(since(before, now), uncounted_before_s, uncounted_s)
     body = {
         "profile": with_counts(ctx, merged, counts).model_dump(mode="json"),
         "totals": steady(before, now),
         "counts": counts,
+        "uncounted_s": uncounted_s,
         "devices": devices,
     }
     with ctx.store.transaction():

@@ -37,6 +37,8 @@ class SlotState:
     """Whether the original serves for a while although an order is in force."""
     counted: bool = True
     """Whether launches pass it; of a kernel that a file configures none does."""
+    uncounted_s: float = 0.0
+    """Time since start in which its launches were not counted, seconds."""
 
 
 class ServiceCounts(Protocol):

@@ -87,6 +87,7 @@ def slot_state(entry: Mapping[str, Any]) -> SlotState:
         other_launches=int(entry["other_launches"]),
         tripped=str(entry["tripped"]),
         bypassed=bool(entry["bypassed"]),
+        uncounted_s=float(entry.get("uncounted_s", 0.0)),
     )
 
 
@@ -107,6 +108,7 @@ def merge_states(states: Sequence[SlotState]) -> SlotState:
         tripped=next((state.tripped for state in states if state.tripped), ""),
         bypassed=any(state.bypassed for state in states),
         counted=any(state.counted for state in states),
+        uncounted_s=sum(state.uncounted_s for state in states),
     )
 
 

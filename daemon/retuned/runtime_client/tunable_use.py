@@ -24,7 +24,8 @@ def used_classes(
 ) -> list[UsedClass]:
     """Return what the launches between two reports of one process took, by size class.
 
-    The runtime does not count replays of graphs: they follow from the steps of that size, with as
+    Launches are more than were counted where the runtime counts in a share of the time only. It
+    does not count replays of graphs: they follow from the steps of that size, with as
     many launches each as were captured. Their time is that of eager launches of the same class, or
     the time in which the fastest memory would deliver the keys and values.
 
@@ -36,11 +37,11 @@ def used_classes(
     report = now.tunables[definition]
     old = before.tunables.get(definition)
     counted = {canonical(each.axes): each for each in old.asked} if old is not None else {}
-    found = []
+    found, scale = [], now.counted.scale_since(before.counted)
     for each in report.asked:
         was = counted.get(canonical(each.axes))
         eager = each.launches - each.captured - (was.launches - was.captured if was else 0)
-        launches = max(0.0, eager + _replays(each, before, now))
+        launches = max(0.0, scale * eager + _replays(each, before, now))
         mean_us = each.timed_us / each.timed if each.timed else 0.0
         if report.family == "attention" and each.captured:
             sequences = each.axes.get("sequences", 0)

@@ -112,6 +112,27 @@ class StepCounts(_Answer):
     recent: tuple[RecentStep, ...] = Field(default=(), max_length=256)
 
 
+class CountedTime(_Answer):
+    """In which time a process has counted launches; see `runtime.core.own_overhead`."""
+
+    out_s: _Time = 0.0
+    """Time in which it has not, seconds."""
+    now_s: _Time = 0.0
+    """Its monotonic clock, seconds; 0 in an older runtime, which always counts."""
+
+    def scale_since(self, before: CountedTime) -> float:
+        """Return by how much counts since an earlier report are too small.
+
+        Examples
+        --------
+        >>> before, now = CountedTime(out_s=0.0, now_s=10.0), CountedTime(out_s=45.0, now_s=60.0)
+        >>> now.scale_since(before)
+        10.0
+        """
+        all_s, out_s = self.now_s - before.now_s, self.out_s - before.out_s
+        return all_s / (all_s - out_s) if 0.0 < out_s < all_s else 1.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunableProcess:
     """One process that has tunables."""
@@ -128,6 +149,8 @@ class TunableProcess:
     """The same as it came: what experiments are given."""
     seen_s: float = 0.0
     """When it was asked, seconds of the monotonic clock."""
+    counted: CountedTime = field(default=CountedTime(), hash=False)
+    """In which time launches were counted."""
 
 
 @dataclass(slots=True)
@@ -301,6 +324,7 @@ def process_of(
     try:
         environment = dict(answer["environment"])
         steps = StepCounts.model_validate(answer["steps"])
+        counted = CountedTime.model_validate(answer.get("overhead", {}))
         listed = list(answer["tunables"])
     except (KeyError, TypeError, ValueError) as error:
         message = f"{path}: the runtime's report on tunables cannot be read: {error!r:.200}"
@@ -323,4 +347,5 @@ def process_of(
         tunables=tunables,
         raw=raw,
         seen_s=seen_s,
+        counted=counted,
     )

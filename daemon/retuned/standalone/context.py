@@ -14,6 +14,7 @@ from retuned.contract import Definition, Digest, Solution
 from retuned.lifting.lift import Lifted
 from retuned.node import context as observing
 from retuned.node import live_proof, order_context
+from retuned.node.own_overhead import OWN_OVERHEAD, OverheadKeeper
 from retuned.ports import (
     Bench,
     Clock,
@@ -101,6 +102,8 @@ class RecordKind(StrEnum):
     not-swaps | unknown."""
     LESSON = "lesson"
     """What a live proof has shown against a swap, under its proposal's id: holds <-> lifted."""
+    OWN_OVERHEAD = OWN_OVERHEAD
+    """See `retuned.node.own_overhead.OWN_OVERHEAD`."""
     PACE = "pace"
     """Newest looks at the server's steps: current."""
     CALIBRATION = "calibration"
@@ -315,6 +318,8 @@ class Context:
     """The server as its users see it; None where nobody said where it is."""
     live_steps: LiveSteps | None = None
     """Steps of the server, for live proofs; None proves none."""
+    own_overhead: OverheadKeeper | None = None
+    """What Retuned costs the server; None measures it not."""
     service_counts: ServiceCounts | None = None
     """Counts of the server's requests; None where nobody said where they are."""
     step_observer: StepObserver | None = None

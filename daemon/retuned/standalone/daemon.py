@@ -124,6 +124,7 @@ class Loop:
         if self._host.acquire(blocking=False):
             try:
                 live_proof.prove(self.ctx, self._stopping)
+                server_pace.measure_own_overhead(self.ctx, self._stopping)
             finally:
                 self._host.release()
         sentinel.keep_up(self.ctx, self._stopping)

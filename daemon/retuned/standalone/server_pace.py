@@ -1,5 +1,7 @@
 """What sets the pace of the server's steps, observed now and then, and what that predicts.
 
+It also asks, once a day, what Retuned itself adds to a step.
+
 A few seconds of steps are recorded while something may be swapped or a lesson is in force. They
 show whether the GPU or the host sets the pace, and which server a lesson is about.
 """
@@ -7,6 +9,7 @@ show whether the GPU or the host sets the pace, and which server a lesson is abo
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterable
 from datetime import timedelta
 
@@ -19,7 +22,7 @@ from retuned.stages.gate import LiveProof, LiveProofMode
 from retuned.stages.proposal import Proposal, Refusal, RefusalReason, ServerKey
 from retuned.stages.watch import proof
 from retuned.standalone.context import Context, RecordKind
-from retuned.standalone.records import BEFORE_SWAP, UNDER_WAY, proposals
+from retuned.standalone.records import BEFORE_SWAP, UNDER_WAY, committed, proposals
 from retuned.standalone.tunable_records import environment_of
 
 log = logging.getLogger(__name__)
@@ -79,6 +82,28 @@ def observe(ctx: Context) -> None:
             log.error("%s keeps its former prediction: %s", proposal.definition, error)
 
 
+def measure_own_overhead(ctx: Context, stop: threading.Event) -> None:
+    """Measure now and then what Retuned costs the server, while no swap needs its wrappers."""
+    if ctx.own_overhead is not None:
+        ctx.own_overhead.keep_up(stop, wanted=lambda: _undisturbed(ctx))
+
+
+def _undisturbed(ctx: Context) -> bool:
+    if any(kept.order.artifact is not None for kept in committed(ctx.store).values()):
+        return False
+    return not proposals(ctx, UNDER_WAY) and not _proofs_are_off(ctx)
+
+
+def _proofs_are_off(ctx: Context) -> bool:
+    """Whether no policy measures anything in live traffic, or none can be read."""
+    try:
+        policies = ctx.policies()
+    except (RetunedError, OSError):
+        return True
+    modes = {policy.spec.live_proof.mode for policy in policies} or {LiveProof().mode}
+    return modes == {LiveProofMode.OFF}
+
+
 def _is_due(ctx: Context) -> bool:
     looks = _looks(ctx.store)
     recent = _recent(ctx)
@@ -87,12 +112,7 @@ def _is_due(ctx: Context) -> bool:
         return False
     if not any(ctx.store.ids(kind, phase=p) for kind, phases in _WANTED for p in phases):
         return False
-    try:
-        policies = ctx.policies()
-    except (RetunedError, OSError):
-        return False
-    modes = {policy.spec.live_proof.mode for policy in policies} or {LiveProof().mode}
-    return modes != {LiveProofMode.OFF}
+    return not _proofs_are_off(ctx)
 
 
 def _looks(store: Store) -> tuple[PaceLook, ...]:

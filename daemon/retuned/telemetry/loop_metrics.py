@@ -12,6 +12,7 @@ from retuned.stages.proposal import RefusalReason
 from retuned.stages.swap import SwapKind
 from retuned.stages.watch import EndToEndOutcome, EndToEndReason
 from retuned.stages.watch.attribution import AttributionOutcome
+from retuned.stages.watch.own_overhead import OverheadOutcome
 from retuned.stages.watch.proof import ProofReason, Verdict
 from retuned.telemetry.labels import (
     ALL,
@@ -359,6 +360,18 @@ TRIED: tuple[Metric, ...] = (
         KERNEL,
         unit=Unit.RATIO,
         most_rows=256,
+    ),
+    _VERDICT.counter(
+        "retuned_own_overhead_measurements_total",
+        "Measurements of what Retuned itself adds to a step of the server, by what was found.",
+        closed("outcome", words(OverheadOutcome)),
+    ),
+    _VERDICT.table(
+        "retuned_own_overhead_ratio",
+        "Step time with Retuned's wrappers over that without, by the last measurement.",
+        closed("bound", ("low", "effect", "high")),
+        unit=Unit.RATIO,
+        most_rows=4,
     ),
     _VERDICT.counter(
         "retuned_alarm_attributions_total",

@@ -25,6 +25,7 @@ from retuned.runtime.core.slot_registry import COUNTED, SlotRegistry, drop_expir
 from retuned.runtime.core.slots import Slot
 from retuned.runtime.graphs.service import HostedGraphs
 from retuned.runtime.intercept.service import Interception
+from retuned.runtime.intercept.slot import KernelSlot
 from retuned.runtime.plugins.ranks import ranks
 from retuned.runtime.schema import Refused
 from retuned.runtime.shadow.pending_checks import CHECKS
@@ -131,6 +132,10 @@ class RuntimeHost:
             **self._execution.operations(),
             **self.tuned.operations(),
             **self.tunables.operations(),
+            "tunables": lambda request: {
+                **self.tunables.state(request),
+                "overhead": self.overhead.state(),
+            },
             **stepping.operations(),
             **self.overhead.operations(),
         }
@@ -291,7 +296,15 @@ class RuntimeHost:
 
     def _slots(self, _: Mapping[str, Any]) -> dict[str, Any]:
         slots = self._seating.slots()
-        return {"slots": [slot_state(slot) | {"graph": self.graphs.state(slot)} for slot in slots]}
+        out_s = self.overhead.state()["out_s"]
+        return {
+            "slots": [
+                slot_state(slot)
+                | {"graph": self.graphs.state(slot)}
+                | ({"uncounted_s": out_s} if isinstance(slot, KernelSlot) else {})
+                for slot in slots
+            ]
+        }
 
     def _samples(self, _: Mapping[str, Any]) -> dict[str, Any]:
         self._execution.supervision.heard()
@@ -311,7 +324,7 @@ class RuntimeHost:
             | state
             | stock
             | {"failed_chores": self._chores.failures(), "unvisited_s": since_s}
-            | {"compiling": self._compiling.state()}
+            | {"compiling": self._compiling.state(), "overhead": self.overhead.state()}
         )
 
     def _capture(self, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,17 @@
-"""What Retuned costs this server, as an arm: its wrappers leave the server's calls, and return.
+"""What Retuned costs this server: its wrappers leave the server's calls, and return.
 
-A server whose wrappers are out calls its functions as it would without Retuned, so that a live
-proof can compare the two in one process. Out are the hook of Triton's launches, the hooks of
-tunables, the count of graph replays and new profiler windows. The hook of steps stays, because it
-measures both arms. Operators stay where they were registered.
+A server whose wrappers are out calls its functions as it would without Retuned. Out are the hook of
+Triton's launches, the hooks of tunables and the count of graph replays. The hook of steps stays,
+because it times both arms. Operators stay where they were registered.
+
+The wrappers leave for two reasons. As the arm of a live proof they leave for the time of a block or
+of a few steps, so that one process shows what they cost. They rest where that was too much: then
+they are in the server's calls for a share of the time only, and what they count is a sample.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -22,7 +26,13 @@ from retuned.runtime.steps.turns import Turn, Turns, turns_in
 log = logging.getLogger(__name__)
 
 OUT = "overhead-measured"
-"""Reason code of what does not run while the wrappers are out."""
+"""Reason code of what does not run while the wrappers are out to be measured."""
+PERIOD_S = 10.0
+"""Wrappers that rest return once in this time."""
+LEAST_SHARE = 0.01
+_HOLD_S = 600.0
+"""How long wrappers stay after work that needs them: a swap that was prepared is then in force."""
+_REST_WAIT_S = 0.2
 
 
 class Wrapper(Protocol):
@@ -38,7 +48,7 @@ class Wrapper(Protocol):
 
 
 class OwnOverhead:
-    """Operation ``overhead-arm`` of the control socket.
+    """Operations ``overhead-arm`` and ``overhead-rest`` of the control socket.
 
     Parameters
     ----------
@@ -48,6 +58,8 @@ class OwnOverhead:
         Returns the name of a swap in force; empty without one. It would end with the wrappers.
     stays
         Returns what cannot leave, by name.
+    now_s
+        Monotonic time, seconds.
     """
 
     def __init__(
@@ -57,15 +69,47 @@ class OwnOverhead:
         wrappers: Callable[[], Mapping[str, Wrapper]],
         in_force: Callable[[], str],
         stays: Callable[[], Sequence[str]] = tuple,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._steps, self._wrappers = steps, wrappers
-        self._in_force, self._stays = in_force, stays
+        self._in_force, self._stays, self._now_s = in_force, stays, now_s
         self._lock = threading.Lock()
         """Held while wrappers leave or return: turns do so on the launching thread."""
         self.out = False
+        """Whether wrappers are out to be measured."""
+        self._resting = False
+        self._share = 1.0
+        self._hold_until_s = 0.0
+        self._out_s = 0.0
+        self._out_since_s: float | None = None
 
     def operations(self) -> dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]]:
-        return {"overhead-arm": self.answer}
+        return {"overhead-arm": self.answer, "overhead-rest": self.rest}
+
+    def state(self) -> dict[str, Any]:
+        """Return how long launches were not counted, for what is computed from counts.
+
+        ``out_s`` of the ``now_s`` seconds of the monotonic clock the wrappers were out.
+        """
+        now_s, since_s = self._now_s(), self._out_since_s
+        out_s = self._out_s + (now_s - since_s if since_s is not None else 0.0)
+        return {"share": self._share, "out_s": round(out_s, 3), "now_s": round(now_s, 3)}
+
+    def rest(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Keep the wrappers in the server's calls for a share of the time; 1 is all of it.
+
+        Raises
+        ------
+        Refused
+            ``bad-request``.
+        """
+        share = request.get("share")
+        if not isinstance(share, (int, float)) or not LEAST_SHARE <= share <= 1.0:
+            raise Refused("bad-request", detail=f"'share' is a number from {LEAST_SHARE} to 1")
+        if share != self._share:
+            log.info("launches are counted in %.0f %% of the time", 100.0 * share)
+        self._share = float(share)
+        return self.state()
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Take the wrappers out or put them back at a safe point, and label the steps after it.
@@ -86,7 +130,7 @@ class OwnOverhead:
         if not on and not self._steps.log.recording:
             raise Refused("not-recording", detail="the wrappers leave only while steps are timed")
         named = self._in_force()
-        if named and not on:
+        if not on and named:
             raise Refused("swap-in-force", detail=f"{named} would end with the wrappers")
         if turns is not None and not on:
             self._steps.turns = self._taking(*turns, parts=parts)
@@ -111,20 +155,43 @@ class OwnOverhead:
         return made
 
     def tend(self) -> None:
-        """Put the wrappers back if nobody records steps any more."""
-        if self.out or self._steps.turns is not None:
-            self._steps.log.expire()
-            if not self._steps.log.recording:
-                log.warning("the wrappers return: no steps are recorded any more")
-                self.end()
+        """Put the wrappers back if nobody records steps any more; let them rest or return."""
+        self._steps.log.expire()
+        measured = self.out or self._steps.turns is not None
+        if measured and not self._steps.log.recording:
+            log.warning("the wrappers return: no steps are recorded any more")
+            self._return()
+        elif not measured and self._resting is not self._may_rest():
+            self._rest(not self._resting)
 
     def end(self) -> None:
         """Put the wrappers back at once; before a swap and before the end of the runtime."""
+        self._hold_until_s = self._now_s() + _HOLD_S
+        self._return()
+
+    def _return(self) -> None:
         with self._lock:
             took_turns, self._steps.turns = self._steps.turns, None
         if self.out or took_turns is not None:
             self._steps.log.arm = ""  # steps of both kinds belong to no arm
+        if self.out or self._resting or took_turns is not None:
+            self._resting = False
             self._set(())
+
+    def _may_rest(self) -> bool:
+        """Whether the wrappers are to be out now, because they rest."""
+        now_s = self._now_s()
+        if self._share >= 1.0 or self._steps.log.recording or now_s < self._hold_until_s:
+            return False
+        return now_s % PERIOD_S >= self._share * PERIOD_S and not self._in_force()
+
+    def _rest(self, resting: bool) -> None:
+        def work(_: Any) -> None:  # noqa: ANN401 - the server's worker
+            self._resting = resting
+            self._set(list(self._wrappers()) if resting else (), measured=False)
+
+        with contextlib.suppress(Refused):  # a long step: with the next call
+            self._steps.at_safe_point(work, wait_s=_REST_WAIT_S)
 
     def _named(self, request: Mapping[str, Any]) -> Collection[str]:
         known = list(self._wrappers())
@@ -133,7 +200,9 @@ class OwnOverhead:
             raise Refused("bad-request", detail=f"'parts' are some of {known}")
         return [str(each) for each in parts]
 
-    def _set(self, leaving: Collection[str], *, turns: Turns | None = None) -> dict[str, float]:
+    def _set(
+        self, leaving: Collection[str], *, turns: Turns | None = None, measured: bool = True
+    ) -> dict[str, float]:
         """Let some wrappers leave and the others return; return what each took, microseconds.
 
         Turns that have ended change nothing.
@@ -142,7 +211,7 @@ class OwnOverhead:
         with self._lock:
             if turns is not None and self._steps.turns is not turns:
                 return took_us
-            self.out = bool(leaving)
+            self.out = bool(leaving) and measured
             for name, each in self._wrappers().items():
                 begin_s = time.perf_counter()
                 if name in leaving:
@@ -150,4 +219,11 @@ class OwnOverhead:
                 else:
                     each.resume()
                 took_us[name] = round(1e6 * (time.perf_counter() - begin_s), 1)
+            self._note(bool(leaving))
         return took_us
+
+    def _note(self, out: bool) -> None:
+        now_s = self._now_s()
+        if self._out_since_s is not None:
+            self._out_s += now_s - self._out_since_s
+        self._out_since_s = now_s if out else None
