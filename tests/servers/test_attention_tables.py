@@ -17,7 +17,7 @@ from tests.servers.wheels import Wheel, unpacked, versions
 from retuned.runtime.core.orders import CheckRates
 from retuned.runtime.schema import Refused
 from retuned.runtime.tunables.attention import AttentionHook
-from retuned.runtime.tunables.state import Registry
+from retuned.runtime.tunables.state import TIME_EVERY, Registry
 
 pytestmark = [
     pytest.mark.index,
@@ -165,6 +165,55 @@ def test_without_a_table_the_servers_launch_is_untouched(wheel: Wheel) -> None:
     assert before == after
     assert own.keys() == seen.keys()
     assert all(own[name] is seen[name] or own[name] == seen[name] for name in own)
+
+
+@VLLM
+def test_launches_alike_are_counted_whatever_way_they_take(wheel: Wheel) -> None:
+    registry = Registry()
+    with attention.attention(unpacked(wheel)) as module:
+        vars(module).update(
+            kernel_unified_attention=Unrun(module.kernel_unified_attention),
+            reduce_segments=Unrun(module.reduce_segments),
+        )
+        hook = AttentionHook(registry)
+        assert hook.install() == "on"
+        call = attention.arguments(*DECODE, segments=0)
+        for _ in range(2 * TIME_EVERY):
+            module.unified_attention(**call)
+        (asked,) = only(registry).asked()
+        assert (asked["launches"], asked["timed"]) == (2 * TIME_EVERY, 2)
+
+        put(only(registry), {"TILE_SIZE": 64})  # in force with the next call
+        module.unified_attention(**call)
+        assert only(registry).matched == 1
+        only(registry).put(None)
+        module.unified_attention(**call)
+        assert only(registry).matched == 1
+        only(registry).recording = True  # the next call is described again, with its values
+        module.unified_attention(**call)
+        (recipe,) = only(registry).recipes.values()
+        tensors = [spec["tensor"] for _, spec in recipe["call"]["arguments"] if "tensor" in spec]
+        assert any(each["data"] for each in tensors)
+
+        module.unified_attention(**{**call, "max_seqlen_k": 65})
+        assert [each["launches"] for each in only(registry).asked()] == [2 * TIME_EVERY + 3, 1]
+        module.unified_attention(**{**call, "window_size": (15, 0)})
+        assert len(list(registry)) == 2
+        hook.uninstall()
+    assert not registry.failures
+
+
+class Unrun:
+    """A kernel whose launches do nothing."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernel, name)
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return lambda **_: None
 
 
 @VLLM

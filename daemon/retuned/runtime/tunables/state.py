@@ -250,6 +250,20 @@ class Tunable:
             return False
         return sized.described is not None or len(self.recipes) < MAX_RECIPES
 
+    def only_counts(self, sized: SizeClass) -> bool:
+        """Whether the next launch of a class is only counted: most launches are.
+
+        No table is in force, the launch is neither timed nor described, and no graph is captured.
+        """
+        described = sized.described
+        return (
+            self.table is None
+            and described is not None
+            and (described or not self.recording)
+            and (sized.launches + 1) % TIME_EVERY != TIME_AT
+            and not capturing()
+        )
+
     def record(self, sized: SizeClass, recipe: Mapping[str, Any]) -> None:
         """Keep the description of a launch; at most one for each size class."""
         sized.described = self.recording
