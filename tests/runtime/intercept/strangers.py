@@ -105,6 +105,17 @@ def launch_rows(m: int, n: int, *, block: int = 16) -> tuple[Any, Any]:
 
 
 @triton.jit
+def spare(x_ptr, y_ptr, n, scratch_ptr=None, BLOCK: tl.constexpr = 16):
+    """A pointer that may be left out."""
+    at = tl.arange(0, BLOCK)
+    inside = at < n
+    value = tl.load(x_ptr + at, mask=inside)
+    if scratch_ptr is not None:
+        tl.store(scratch_ptr + at, value, mask=inside)
+    tl.store(y_ptr + at, value, mask=inside)
+
+
+@triton.jit
 def optional(x_ptr, bias_ptr, y_ptr, n, BLOCK: tl.constexpr):
     """A pointer that may be None, which is another kernel."""
     at = tl.arange(0, BLOCK)

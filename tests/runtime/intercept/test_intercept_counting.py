@@ -109,6 +109,20 @@ def test_a_number_that_may_be_left_out_is_part_of_the_shape(hook: Interceptor) -
     assert counts == {3: 2, 5: 4, 7: 4}
 
 
+def test_a_pointer_that_may_be_left_out_is_no_part_of_the_shape(hook: Interceptor) -> None:
+    x, y = torch.ones(16), torch.zeros(16)
+    for by_name in (True, False) * 3:
+        scratch = torch.zeros(16)  # a key that had it would keep the server's memory
+        if by_name:
+            strangers.spare[(1,)](x_ptr=x, y_ptr=y, n=9, scratch_ptr=scratch)
+        else:
+            strangers.spare[(1,)](x, y, 9, scratch)
+        strangers.spare[(1,)](x, y, 9)
+    cells = list(kernel_of(hook, "spare").cells())
+    assert sum(each.count for each in cells) == 12
+    assert len(cells) <= 3  # left out, by name and by position
+
+
 def test_an_autotuner_and_a_heuristic_launch_through_the_same_place(hook: Interceptor) -> None:
     x, y = torch.ones(32), torch.zeros(32)
     strangers.tuned[cdiv_grid(32)](x, y, 32)

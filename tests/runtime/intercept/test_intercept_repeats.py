@@ -345,7 +345,9 @@ def _made(world: World, device: Any, sequence: list[dict[str, Any]]) -> Made:
     ]
     timed = ("epoch", "fraction_s", "shadow_s", "slowdown")
     sample = {name: value for name, value in world.sample().items() if name not in timed}
-    sample["buckets"] = [each for each in sample["buckets"] if each["launches"]]
+    # which of two buckets with as many launches comes first is not said
+    buckets = [each for each in sample["buckets"] if each["launches"]]
+    sample["buckets"] = sorted(buckets, key=lambda each: each["bucket"])
     return Made(made, sample, world.host._seating.slots()[0].total())
 
 

@@ -61,7 +61,7 @@ def make_form(
     places, named
         Positions and names of the integers.
     loose
-        Parameters that may be omitted.
+        Parameters with a whole number that may be omitted.
     given
         How many arguments are positional.
     """
@@ -178,7 +178,7 @@ class Kernel:
             for name, each in found.items()
         )
         self.names = frozenset(found)
-        self._loose = tuple(
+        self._loose = frozenset(
             each.name
             for each in self.parameters
             if not each.constexpr and each.default is not MISSING
@@ -322,7 +322,20 @@ class Kernel:
             for name, value in kwargs.items()
             if name in self.names and name not in fixed and isinstance(value, int)
         ]
-        return make_form(places, named, loose=self._loose, given=len(args))
+        return make_form(places, named, loose=self._omissible(args, kwargs), given=len(args))
+
+    def _omissible(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
+        """Return the parameters of a launch that have a default and a whole number.
+
+        Any other value is no part of a key: a key that has a tensor keeps its memory allocated.
+        """
+        positional = dict(zip([each.name for each in self.parameters], args, strict=False))
+        given = {**positional, **kwargs}
+        return [
+            each.name
+            for each in self.parameters
+            if each.name in self._loose and isinstance(given.get(each.name, each.default), int)
+        ]
 
     def _token(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
         """Return the key that Triton would compile for, where it compiles nothing."""
