@@ -74,6 +74,22 @@ def test_an_unknown_cost_changes_no_share(verdict: Verdict) -> None:
     assert (found.share, found.outcome) == (0.1, OverheadOutcome.UNKNOWN)
 
 
+@pytest.mark.parametrize(
+    ("high", "share", "outcome"),
+    [
+        (0.025, 0.25, OverheadOutcome.LOWERED),
+        (0.06, 0.1, OverheadOutcome.LOWERED),
+        (0.12, 1.0, OverheadOutcome.UNKNOWN),
+        (None, 1.0, OverheadOutcome.UNKNOWN),
+    ],
+)
+def test_a_cost_that_may_be_too_much_is_bounded_where_the_interval_is_narrow(
+    high: float | None, share: float, outcome: OverheadOutcome
+) -> None:
+    found = judged(report(Verdict.TOO_LITTLE_TRAFFIC, -0.01, 0.008, high), before=None, at=AT)
+    assert (found.share, found.outcome) == (share, outcome)
+
+
 @given(
     low=st.floats(0.0, 0.5),
     over=st.floats(0.0, 0.5),

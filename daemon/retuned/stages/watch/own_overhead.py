@@ -20,6 +20,8 @@ BUDGET = 0.01
 """Most that Retuned may add to the time of a step, ratio."""
 SHARES = (1.0, 0.25, 0.1, 0.03)
 """Shares of the time in which launches may be counted."""
+_LEAST_UNPROVEN = 0.1
+"""Least share without a proof of a cost: wide intervals would otherwise end all counting."""
 AFTER = timedelta(minutes=10)
 """From the begin of the daemon to the first measurement."""
 EVERY = timedelta(days=1)
@@ -41,7 +43,7 @@ class OverheadOutcome(StrEnum):
     OVER_BUDGET = "over-budget"
     """They are longer, and the smallest share is still too much."""
     UNKNOWN = "unknown"
-    """There was no verdict."""
+    """There was no verdict, and the interval is too wide to follow it."""
 
 
 class OverheadRecord(Record):
@@ -67,7 +69,7 @@ class OverheadRecord(Record):
             case _:
                 done = f"launches are counted in {self.share:.0%} of the time"
                 left = " and that is still too much" * (self.outcome is OverheadOutcome.OVER_BUDGET)
-                return f"Retuned added {cost} to a step; {done}{left}"
+                return f"Retuned added {cost} to a step with all launches counted; {done}{left}"
 
 
 def judged(
@@ -82,12 +84,14 @@ def judged(
     before
         The last measurement; an unknown cost changes no share.
     """
+    share = share_for(report)
+    fits = share * _most(report) < BUDGET
     if report.verdict is Verdict.NO_MEASURABLE_EFFECT:
         outcome, share = OverheadOutcome.WITHIN_BUDGET, 1.0
     elif report.verdict is Verdict.HARMS:
-        share = share_for(report)
-        fits = share * _most(report) < BUDGET
         outcome = OverheadOutcome.LOWERED if fits else OverheadOutcome.OVER_BUDGET
+    elif report.high is not None and fits and share >= _LEAST_UNPROVEN:
+        outcome = OverheadOutcome.LOWERED  # it may be too much, and so it cannot be
     else:
         outcome, share = OverheadOutcome.UNKNOWN, before.share if before is not None else 1.0
     return OverheadRecord(at=at, engine=engine, outcome=outcome, share=share, report=report)
