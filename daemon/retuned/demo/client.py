@@ -22,7 +22,7 @@ from typing import Any
 
 from retuned.demo.load import LoadGenerator, LoadSettings
 from retuned.demo.throughput import Work, tokens_per_s
-from retuned.demo.traffic import Phase
+from retuned.demo.traffic import SCALES, Phase
 from retuned.errors import RetunedError, UsageError
 
 _PLOT_BIN_S = 0.25
@@ -144,6 +144,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--timeout-s", type=float, default=60.0)
     parser.add_argument("--vocab", type=int, default=2048)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--scale", choices=sorted(SCALES), default="cpu", help="what serves")
     return parser.parse_args(arguments)
 
 
@@ -155,6 +156,7 @@ async def main(arguments: Sequence[str]) -> None:
         timeout_s=options.timeout_s,
         vocab=options.vocab,
         seed=options.seed,
+        scale=SCALES[options.scale],
     )
     load = LoadGenerator(options.url, phase=options.phase, settings=settings)
     lines = asyncio.StreamReader()

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from retuned.demo.throughput import Timeline
-from retuned.demo.traffic import Phase, Request, Traffic
+from retuned.demo.traffic import Phase, Request, Scale, Traffic
 
 _MAX_EVENT_BYTES = 64 * 1024
 
@@ -55,6 +55,8 @@ class LoadSettings:
     """Tokens are drawn below this."""
     seed: int = 0
     """Of lengths, gaps and tokens."""
+    scale: Scale = Scale()
+    """How the traffic of a data centre becomes this one's."""
 
 
 class RequestFailed(Exception):
@@ -81,7 +83,7 @@ class LoadGenerator:
     def __init__(self, url: str, *, phase: Phase, settings: LoadSettings) -> None:
         self._url = url.rstrip("/") + "/v1/completions"
         self._settings = settings
-        self._traffic = {each: Traffic(each) for each in Phase}
+        self._traffic = {each: Traffic(each, scale=self._settings.scale) for each in Phase}
         self._rng = random.Random(settings.seed)
         self._stop = asyncio.Event()
         self.phase = phase

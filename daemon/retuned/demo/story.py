@@ -101,6 +101,7 @@ class Story:
                 [
                     *("-m", "retuned.demo.client", "--url", self._url),
                     *("--seed", str(options.seed), "--in-flight", str(options.in_flight)),
+                    *("--scale", "gpu" if options.device == "cuda" else "cpu"),
                 ],
                 log_dir=folder,
                 cores=cores.lab,

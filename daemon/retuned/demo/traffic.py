@@ -96,6 +96,13 @@ class Scale:
     """Longest pause: the code trace has one of 217 s, which would be an idle phase, not traffic."""
 
 
+SCALES = {
+    "cpu": Scale(),
+    "gpu": Scale(prompt_divisor=1.0, prompt_cap=1536),
+}
+"""By what serves: on a GPU prompts keep their lengths, so that prefill keeps it busy."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One request to send."""
