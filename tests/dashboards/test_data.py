@@ -55,6 +55,7 @@ QUERIES = queries()
 SILENT = {
     "retuned_end_to_end_total": "a server with an endpoint, and hours",
     "retuned_live_proof_verdicts_total": "a server whose steps are known",
+    "retuned_own_overhead_measurements_total": "a server whose steps are known, and ten minutes",
     "retuned_alarm_attributions_total": "an alarm on a server with swaps",
     "retuned_proposals_refused_total": "a win that is not worth it",
     "retuned_canary_steps_total": "a canary, which takes hours",
@@ -64,6 +65,7 @@ SILENT = {
 """Metrics that stand at 0 in this run, and what it would take; their series are there."""
 UNSEEN = {
     "retuned_operator_watch_restarts_total": "a watch that breaks off",
+    "retuned_own_overhead_ratio": "a server whose steps are known, and ten minutes",
     "retuned_sentinel_effect_ratio": "a server whose steps are known",
     "retuned_swap_paused": "a metric without data",
     "retuned_swap_rollback_failed": "a way back that fails",

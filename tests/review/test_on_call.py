@@ -66,6 +66,7 @@ ABSENT = {
     "retuned_orders_total": "a sidecar",
     "retuned_end_to_end_total": "hours",
     "retuned_live_proof_verdicts_total": "a verdict, which takes minutes",
+    "retuned_own_overhead_": "a server whose steps are known, and ten minutes",
     "retuned_sentinel_effect_ratio": "a server whose steps are known",
     "retuned_alarm_attributions_total": "an alarm on a server with swaps",
     "retuned_canary_steps_total": "a canary",

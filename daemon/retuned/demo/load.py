@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from retuned.demo.throughput import Timeline
-from retuned.demo.traffic import Phase, Request, Scale, Traffic
+from retuned.demo.traffic import SCALES, Phase, Request, Scale, Traffic
 
 _MAX_EVENT_BYTES = 64 * 1024
 
@@ -55,7 +55,7 @@ class LoadSettings:
     """Tokens are drawn below this."""
     seed: int = 0
     """Of lengths, gaps and tokens."""
-    scale: Scale = Scale()
+    scale: Scale = SCALES["cpu"]
     """How the traffic of a data centre becomes this one's."""
 
 
