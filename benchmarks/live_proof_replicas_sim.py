@@ -113,8 +113,8 @@ class SimulatedFleet:
             boot=f"boot-{self._boots}",
             environment=ENVIRONMENT,
             began_s=self.now_s,
-            first_step_s=0.0,
-            settings=settings,
+            opens_s=settings.leave_out_s,
+            closes_s=settings.leave_out_s + settings.window_s,
         )
         assert window is not None, "a simulated boot runs one arm"
         return window

@@ -24,8 +24,7 @@ from retuned.stages.watch.proof import (
 from retuned.stages.watch.proof.boots import interval_of_boots, log_e_of_boots
 from retuned.stages.watch.proof.evidence import FASTER, SLOWER
 
-SETTINGS = BootSettings(leave_out_s=100.0, window_s=50.0)
-BOUND = SETTINGS.log_bound
+BOUND = BootSettings().log_bound
 
 
 def steps(count: int = 2000, *, on: bool = False, step_s: float = 0.1) -> StepColumns:
@@ -50,8 +49,8 @@ def window(columns: StepColumns) -> BootWindow | None:
         boot="pod-a/1",
         environment=ENVIRONMENT,
         began_s=1000.0,
-        first_step_s=7.0,
-        settings=SETTINGS,
+        opens_s=107.0,
+        closes_s=157.0,
     )
 
 

@@ -127,22 +127,22 @@ def window_of(
     boot: str,
     environment: Digest,
     began_s: float,
-    first_step_s: float,
-    settings: BootSettings,
+    opens_s: float,
+    closes_s: float,
 ) -> BootWindow | None:
     """Return what is measured of one boot, or None if steps of its window ran in both arms.
 
     Parameters
     ----------
     steps
-        All steps since the first one, in order.
-    began_s
-        As `BootWindow.began_s`.
-    first_step_s
-        End of the first step on the clock of the steps, seconds.
+        Steps of the boot, in order.
+    replica, boot, environment, began_s
+        As in `BootWindow`.
+    opens_s, closes_s
+        Begin and end of the window on the clock of the steps, seconds; a step that ends within it
+        counts.
     """
-    opens = first_step_s + settings.leave_out_s
-    keep = (steps.ended_s >= opens) & (steps.ended_s < opens + settings.window_s)
+    keep = (steps.ended_s >= opens_s) & (steps.ended_s < closes_s)
     keep &= np.isfinite(steps.period_s) & (steps.period_s > 0.0)
     kept = steps.pick(keep)
     if len(kept) and bool(kept.on.any()) != bool(kept.on.all()):
@@ -156,7 +156,7 @@ def window_of(
         environment=environment,
         arm=Arm.ON if len(kept) and bool(kept.on.all()) else Arm.OFF,
         began_s=began_s,
-        sums=sums_of(kept, wall_s=settings.window_s),
+        sums=sums_of(kept, wall_s=closes_s - opens_s),
         rows=rows,
     )
 
