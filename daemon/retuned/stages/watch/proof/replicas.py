@@ -47,6 +47,8 @@ from retuned.stages.watch.proof.state import Interrupted, Tick
 _LEAST_VISIBLE_PAIRS = 8
 """Fewer pairs show no effect of any size."""
 _VISIBLE, _VISIBLE_FROM = 4.0, 1.66
+_OF_FIVE = 1.19
+"""Quantile of four in five proofs, 0.84, times the noise of a pair in boot spreads."""
 
 
 class ShamBoots(Record):
@@ -418,12 +420,15 @@ def _report_of(
 def visible_by_boots(spread: BootSpread, pairs: int) -> float | None:
     """Return the least effect that so many pairs show in four of five proofs, log ratio.
 
-    None where so few pairs show no effect of any size. The factors are those of the simulations in
-    ``benchmarks/live_proof_replicas.py``.
+    With few pairs the evidence is the limit, with many the boot spread, which the measured gain
+    must exceed. None where so few pairs show no effect of any size. The first two factors are those
+    of the simulations in ``benchmarks/live_proof_replicas.py``.
     """
     if pairs < _LEAST_VISIBLE_PAIRS:
         return None
-    return max(_VISIBLE * spread.sd / (math.sqrt(pairs) - _VISIBLE_FROM), spread.high)
+    root = math.sqrt(pairs)
+    shown = _VISIBLE * spread.sd / (root - _VISIBLE_FROM)
+    return max(shown, spread.high + _OF_FIVE * spread.sd / root)
 
 
 def _log_e(state: ReplicaState, *, m: float, side: int) -> float:
