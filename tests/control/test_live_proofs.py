@@ -233,6 +233,32 @@ def test_a_server_that_cannot_be_proven_goes_back_with_its_reason() -> None:
     assert not fleet.target.status.quarantine
 
 
+@pytest.mark.parametrize(
+    ("rule", "why", "phase"),
+    [
+        ("keep", "not-switchable", P.PROMOTED),
+        ("keep", "several-servers", P.ROLLED_BACK),
+        ("refuse", "not-switchable", P.ROLLED_BACK),
+        ("canary", "not-switchable", P.ROLLED_BACK),
+    ],
+)
+def test_a_swap_that_turns_out_not_to_be_switchable(rule: str, why: str, phase: P) -> None:
+    fleet = Fleet(whenNotSwitchable=rule)
+    name = fleet.begun()
+    fleet.unavailable = dict.fromkeys(fleet.pods, why)
+    fleet.until(name, phase)
+    assert fleet.proofs(name) == ()
+    assert not fleet.target.status.quarantine
+
+
+def test_one_server_that_says_otherwise_goes_back_under_keep() -> None:
+    fleet = Fleet(whenNotSwitchable="keep")
+    name = fleet.begun()
+    fleet.unavailable = dict.fromkeys(fleet.pods, "several-servers")
+    fleet.unavailable[next(iter(fleet.pods))] = "not-switchable"
+    fleet.until(name, P.ROLLED_BACK)
+
+
 @pytest.mark.parametrize("older", [True, False])
 def test_where_it_is_observed_nothing_waits_for_servers_that_cannot(*, older: bool) -> None:
     fleet = Fleet(mode="observe")

@@ -240,6 +240,11 @@ def test_a_server_that_trusts_another_key_refuses_and_its_file_stays(
             {"rollout": {"canary": {"steps": [{"fraction": 0.1}], "bake": "0s"}}},
             "canary-not-possible",
         ),
+        ({"liveProof": {"mode": "required"}}, "live-proof-unavailable"),
+        (
+            {"liveProof": {"mode": "required", "whenNotSwitchable": "canary"}},
+            "canary-replicas-unavailable",
+        ),
     ],
 )
 def test_a_policy_that_wants_what_no_file_can_give_keeps_the_change_waiting(
@@ -251,6 +256,16 @@ def test_a_policy_that_wants_what_no_file_can_give_keeps_the_change_waiting(
     assert files.phase(id) == "Scheduled"
     assert files.trail(id).count(("scheduled", reason)) == 1
     assert (files.file.read_bytes(), server.picks(16)) == (files.original, [SMALL])
+
+
+def test_a_file_is_kept_unmeasured_where_the_policy_says_so(files: FileWorld) -> None:
+    policy_with(files, liveProof={"mode": "required", "whenNotSwitchable": "keep"})
+    server = files.start()
+    id = files.swap()
+    files.look(8)
+    assert files.phase(id) == "Promoted", files.trail(id)
+    assert server.picks(16) != [SMALL]
+    assert files.world.store.list(RecordKind.LIVE_PROOF) == []
 
 
 def test_a_win_that_no_row_can_say_is_not_proposed(files: FileWorld) -> None:

@@ -352,6 +352,23 @@ def test_where_steps_are_not_known(world: World, live: Live, mode: str, phase: s
     assert world.store.list(RecordKind.LIVE_PROOF) == []
 
 
+@pytest.mark.parametrize(
+    ("reason", "rule", "phase"),
+    [
+        ("not-switchable", "keep", "Promoted"),
+        ("not-switchable", "canary", "Scheduled"),
+        ("several-servers", "keep", "Scheduled"),
+    ],
+)
+def test_where_nothing_can_be_switched(
+    world: World, live: Live, reason: str, rule: str, phase: str
+) -> None:
+    live.reason = reason
+    reached = swapped(world, policy(whenNotSwitchable=rule))
+    assert (settled(world) if phase == "Promoted" else reached) == phase
+    assert world.store.list(RecordKind.LIVE_PROOF) == []
+
+
 SLO = {"slo": {"maxQueue": 4}}
 
 

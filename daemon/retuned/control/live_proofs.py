@@ -21,7 +21,7 @@ from retuned.api.proposal import (
 from retuned.control.facts import MeasuredFact, PodFact
 from retuned.control.orders import order_for
 from retuned.control.proposal_step import ProposalStep
-from retuned.stages.gate import LiveProof, LiveProofMode
+from retuned.stages.gate import LiveProof, LiveProofMode, NotSwitchable
 from retuned.stages.watch import Consequence
 from retuned.stages.watch.proof import (
     Phase,
@@ -43,6 +43,38 @@ _SENTENCE = 1000
 _KEPT = 64
 """Proofs in a status, the newest."""
 NOT_SWITCHABLE = f"live-proof-{ProofReason.NOT_SWITCHABLE}"
+UNAVAILABLE = "live-proof-unavailable"
+"""Reason that holds a swap which a required live proof cannot measure."""
+NO_CANARY_REPLICAS = "canary-replicas-unavailable"
+"""Reason that holds a swap which canary replicas are to prove: nothing starts replicas for it."""
+
+
+def held(rule: LiveProof, why: str) -> str:
+    """Return the reason code that holds a swap which cannot be proven; empty if none does.
+
+    Parameters
+    ----------
+    rule
+        The policy's rule now.
+    why
+        Why no live proof is possible, a reason code; empty if one is.
+
+    Examples
+    --------
+    >>> held(LiveProof(mode=LiveProofMode.REQUIRED), "not-switchable")
+    'live-proof-unavailable'
+    """
+    if rule.mode is not LiveProofMode.REQUIRED or not why:
+        return ""
+    if why != ProofReason.NOT_SWITCHABLE:
+        return UNAVAILABLE
+    match rule.when_not_switchable:
+        case NotSwitchable.REFUSE:
+            return UNAVAILABLE
+        case NotSwitchable.CANARY:
+            return NO_CANARY_REPLICAS
+        case NotSwitchable.KEEP:
+            return ""
 
 
 def observed(
@@ -104,8 +136,9 @@ def measured(
         pool = _unproven(environment, proofs, swapped)
         if any(why_not(pod) is None for pod in pool):
             return MeasuredFact(consequence=Consequence.WAIT)
-        if required and pool:
-            detail = ", ".join(f"{pod.name}: {why_not(pod)}" for pod in pool[:8])
+        refusing = [pod for pod in pool if held(rule, why_not(pod) or "")]
+        if refusing:
+            detail = ", ".join(f"{pod.name}: {why_not(pod)}" for pod in refusing[:8])
             return MeasuredFact(
                 consequence=Consequence.REVERT, reason=NOT_SWITCHABLE, detail=detail, blames=False
             )

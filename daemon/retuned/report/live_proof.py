@@ -12,6 +12,7 @@ from retuned.stages.watch.proof import (
     PairKind,
     ProofReport,
     ProofState,
+    ReplicaReport,
     Verdict,
     course,
     effect_so_far,
@@ -87,6 +88,38 @@ def sentence_of(report: ProofReport) -> str:
     if wants_visible and report.visible is not None:
         said += f"; these pairs show effects from {percent_of(report.visible):.1f} %"
     return said + ("; the host sets the pace" if report.account.host_bound else "")
+
+
+def boots_sentence(report: ReplicaReport) -> str:
+    """Return the verdict of a proof by boots, with how far boots of one configuration differ.
+
+    Examples
+    --------
+    >>> from retuned.stages.watch.proof import ProofReason, spread_of
+    >>> report = ReplicaReport(
+    ...     verdict=Verdict.TOO_LITTLE_TRAFFIC, reason=ProofReason.BOOT_SPREAD, effect=-0.01,
+    ...     pairs=16, visible=0.03, spread=spread_of([0.014] * 8)
+    ... )
+    >>> boots_sentence(report)  # doctest: +NORMALIZE_WHITESPACE
+    'too little traffic (boot-spread): steps take 1.0 % less time (too few pairs for an interval);
+    16 pairs of boots; boots of one configuration differ by 1.0 % (1.5 % at most, by 8 A/A pairs);
+    these pairs show effects from 3.0 %'
+    """
+    said = f"{_OUTCOMES[report.verdict]} ({report.reason})"
+    if report.effect is not None:
+        said += f": steps take {_change(report.effect)} ({_range(report.low, report.high)})"
+    said += f"; {report.pairs} pairs of boots"
+    if report.void_pairs:
+        said += f"; {report.void_pairs} pairs do not count"
+    if report.spread is not None:
+        said += (
+            f"; boots of one configuration differ by {percent_of(report.spread.measured):.1f} % "
+            f"({percent_of(report.spread.high):.1f} % at most, by {report.spread.sham_pairs} A/A "
+            "pairs)"
+        )
+    if report.visible is not None and report.verdict is not Verdict.HARMS:
+        said += f"; these pairs show effects from {percent_of(report.visible):.1f} %"
+    return said
 
 
 def sentinel_sentence(state: ProofState) -> str:

@@ -32,6 +32,7 @@ from retuned.api.target import (
 )
 from retuned.api.values import API_VERSION, Abort, ObjectMeta, UidRef
 from retuned.contract import Digest
+from retuned.control import live_proofs
 from retuned.control.facts import HeldFact, MeasuredFact, PodFact, PolicyFact, RolloutFacts
 from retuned.errors import RetunedError, TemporaryError
 from retuned.node import order_store
@@ -448,10 +449,10 @@ def _unavailable(ctx: Context, record: Proposal) -> str:
     measurable = ctx.end_to_end is not None and not tuned_files.is_fixed(ctx, record.id)
     if limits.end_to_end is EndToEndRule.REQUIRED and not measurable:
         return "end-to-end-unavailable"
-    if limits.live_proof.mode is LiveProofMode.REQUIRED and _unprovable(ctx, record.id):
-        return "live-proof-unavailable"
-    if limits.live_proof.mode is LiveProofMode.REQUIRED and _is_hopeless(ctx, record.id):
-        return "host-bound"
+    if limits.live_proof.mode is LiveProofMode.REQUIRED:
+        code = live_proofs.held(limits.live_proof, _unprovable(ctx, record.id))
+        if code or _is_hopeless(ctx, record.id):
+            return code or "host-bound"
     if tuned_files.is_change(ctx, record.id) and (
         limits.canary.steps or limits.canary.shadow_first
     ):
@@ -465,11 +466,12 @@ def _is_hopeless(ctx: Context, proposal: str) -> bool:
     return found is not None and found.host_bound
 
 
-def _unprovable(ctx: Context, proposal: str) -> bool:
+def _unprovable(ctx: Context, proposal: str) -> str:
+    """Return why a swap cannot be proven now, a reason code; empty if it can."""
     try:
-        return bool(live_proof.unavailable(ctx, proposal))
+        return live_proof.unavailable(ctx, proposal)
     except TemporaryError:
-        return True  # nothing starts on a server that does not answer
+        return "no-answer"  # nothing starts on a server that does not answer
 
 
 def _readable(ctx: Context, what: str, read: Callable[[], T]) -> T | None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from retuned.api.proposal import ProposalPhase
 from retuned.control import MeasuredFact
+from retuned.control.live_proofs import held
 from retuned.errors import RetunedError, TemporaryError, UnreadableInput
 from retuned.node import live_proof as node_proof
 from retuned.node.live_proof import (
@@ -124,11 +125,12 @@ def follows(ctx: Context, proposal: Proposal) -> MeasuredFact:
     if rule is None:
         return MeasuredFact()
     report = report_of(ctx, proposal.id)
-    if report is None and (why := _cannot_begin(ctx, proposal.id)):
+    why = "" if report is not None else _cannot_begin(ctx, proposal.id)
+    if why:
         report = _not_begun(why)
     if report is None:
         return MeasuredFact(consequence=watch.Consequence.WAIT)
-    kept = proof.keeps(report, rule)
+    kept = proof.keeps(report, rule) or (bool(why) and not held(rule, why))
     return MeasuredFact(
         consequence=watch.Consequence.KEEP if kept else watch.Consequence.REVERT,
         reason=f"live-proof-{report.reason}",

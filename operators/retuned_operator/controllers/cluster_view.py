@@ -17,7 +17,7 @@ from retuned.control.facts import PolicyFact
 from retuned.control.live_proofs import measured, observed
 from retuned.errors import TemporaryError
 from retuned.ports import Clock
-from retuned.stages.gate import EndToEndRule, LiveProof, LiveProofMode, limits_of
+from retuned.stages.gate import EndToEndRule, LiveProof, limits_of
 from retuned.stages.hypothesis import NotTried
 from retuned.stages.proposal import is_tunable
 from retuned.stages.verdict import ServerEnvironment
@@ -224,10 +224,9 @@ def _unavailable(
     limits = limits_of(chosen.policy)
     if limits.end_to_end is EndToEndRule.REQUIRED:
         return "end-to-end-unavailable", ""
-    if limits.live_proof.mode is LiveProofMode.REQUIRED:
-        why = live_proofs.unavailable(pods)
-        if why:
-            return "live-proof-unavailable", why
+    code, why = live_proofs.unavailable(pods, limits.live_proof)
+    if code:
+        return code, why
     if not is_tunable(kernel):
         return "", ""
     if limits.canary.steps or limits.canary.shadow_first:

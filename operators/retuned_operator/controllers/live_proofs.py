@@ -22,6 +22,10 @@ from retuned_operator.agent_api.reports import PodReports, proof_of
 from retuned_operator.controllers.ports import Ledger, Reports
 from retuned_operator.schema import TuningTarget
 
+_WHY = {
+    live_proofs.UNAVAILABLE: "no live proof is possible: ",
+    live_proofs.NO_CANARY_REPLICAS: "the operator starts no canary replicas: ",
+}
 _EARLY = 0.9
 """A proof that time ends has lasted at least this share of its longest duration."""
 
@@ -77,16 +81,23 @@ def judged(
     return report, sentence_of(report)
 
 
-def unavailable(pods: Sequence[PodFact]) -> str:
-    """Return which server cannot prove a swap, and why; empty if each that serves can now."""
-    found = []
+def unavailable(pods: Sequence[PodFact], rule: LiveProof) -> tuple[str, str]:
+    """Return the reason code that holds a swap, and which server cannot prove it; empty without.
+
+    One server that cannot be proven in any way goes before those that canary replicas could prove.
+    """
+    found: dict[str, list[str]] = {}
     for pod in pods:
         reason = live_proofs.why_not(pod)
         if reason is None and pod.proof is not None and pod.proof.temporary:
             reason = pod.proof.unavailable
-        if reason is not None and pod.ready:
-            found.append(f"{pod.name}: {reason}")
-    return "no live proof is possible: " + ", ".join(found[:8]) if found else ""
+        code = live_proofs.held(rule, reason or "")
+        if code and pod.ready:
+            found.setdefault(code, []).append(f"{pod.name}: {reason}")
+    for code in (live_proofs.UNAVAILABLE, live_proofs.NO_CANARY_REPLICAS):
+        if code in found:
+            return code, _WHY[code] + ", ".join(found[code][:8])
+    return "", ""
 
 
 def with_evidence(

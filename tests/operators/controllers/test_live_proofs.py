@@ -153,6 +153,31 @@ def test_required_names_the_server_that_cannot_and_its_reason(steps: str | None)
     reached(cluster, P.PROMOTED)
 
 
+def test_canary_replicas_are_refused_by_name() -> None:
+    cluster = begun(whenNotSwitchable="canary")
+    able(cluster, reports(-0.03))
+    next(iter(cluster.servers.values())).steps = "not-switchable"
+    for _ in range(20):
+        cluster.turn()
+    status = cluster.proposals()[0].status
+    assert (status.phase, status.reason) == (P.SCHEDULED, "canary-replicas-unavailable")
+    assert status.detail == "the operator starts no canary replicas: chat-0: not-switchable"
+    assert set(active(cluster)) == {None}
+    list(cluster.servers.values())[1].steps = "several-servers"
+    cluster.turn()
+    assert cluster.proposals()[0].status.reason == "live-proof-unavailable"
+
+
+def test_a_server_that_cannot_be_switched_is_kept_unmeasured_under_keep() -> None:
+    cluster = begun(whenNotSwitchable="keep")
+    able(cluster, reports(-0.03))
+    for server in cluster.servers.values():
+        server.steps = "not-switchable"
+    reached(cluster, P.PROMOTED)
+    assert set(active(cluster)) == {NEW}
+    assert proofs(cluster) == ()
+
+
 def test_a_swap_that_harms_in_one_pod_goes_back_everywhere() -> None:
     cluster = begun()
     able(cluster, reports(-0.03))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from retuned.stages.gate.limits import LiveProof, LiveProofMode, Unproven
+from retuned.stages.gate.limits import LiveProof, LiveProofMode, NotSwitchable, Unproven
 from retuned.stages.gate.policy import KernelTuningPolicy
 from retuned.stages.gate.records import GateDecision
 from retuned.stages.gate.values import PolicyModel
@@ -24,6 +24,18 @@ class PolicyField:
     """Whether the file has it; else the value is the default."""
     meaning: str
     """First sentence of its documentation."""
+
+
+_NOT_SWITCHABLE = {
+    NotSwitchable.REFUSE: "Where steps cannot be timed, or a swap cannot be switched off and on, "
+    "nothing is swapped (live-proof-unavailable).",
+    NotSwitchable.CANARY: "What cannot be switched off and on needs canary replicas, which nothing "
+    "starts yet: it is not swapped (canary-replicas-unavailable). Where steps cannot be timed "
+    "for another reason nothing is swapped (live-proof-unavailable).",
+    NotSwitchable.KEEP: "What cannot be switched off and on is swapped and kept without a "
+    "measurement. Where steps cannot be timed for another reason nothing is swapped "
+    "(live-proof-unavailable).",
+}
 
 
 def explain_policy(policy: KernelTuningPolicy) -> tuple[PolicyField, ...]:
@@ -93,8 +105,8 @@ def live_proof_words(rule: LiveProof) -> tuple[str, ...]:
     return (
         measured,
         *bounds,
-        "Where steps cannot be timed nothing is swapped (live-proof-unavailable), nor where the "
-        "host sets the pace (host-bound).",
+        _NOT_SWITCHABLE[rule.when_not_switchable],
+        "Where the host sets the pace nothing is swapped (host-bound).",
         f"helps: the swap is kept{confirmed}.",
         f"harms: it rolls back and is quarantined; six pairs in a row over {rule.max_harm:.1%} "
         "end the proof immediately.",

@@ -104,6 +104,17 @@ class Unproven(StrEnum):
     """The swap is kept."""
 
 
+class NotSwitchable(StrEnum):
+    """What a required live proof means for a swap that cannot be switched off and on."""
+
+    CANARY = "canary"
+    """Boots of canary replicas must prove it against control replicas; without them it is held."""
+    REFUSE = "refuse"
+    """Nothing is swapped."""
+    KEEP = "keep"
+    """The swap is kept without a measurement."""
+
+
 class ServiceLevels(PolicyModel):
     """Bounds of what users see while a swap is proven; a breach switches it off.
 
@@ -143,6 +154,10 @@ class LiveProof(PolicyModel):
     """What follows where the swap changes nothing that can be measured."""
     on_too_little_traffic: Unproven = Unproven.WITHDRAW
     """What follows where traffic was too little for a verdict."""
+    when_not_switchable: NotSwitchable = NotSwitchable.REFUSE
+    """What `mode: required` means where nothing can be switched off and on, as in a tuned file.
+
+    The same holds where the steps of a server are not known."""
     sentinel: float = Field(default=0.008, ge=0.0, le=0.1)
     """Share of time in which a promoted swap is switched off to measure it; 0 ends that.
 

@@ -212,6 +212,7 @@ _ADDED = (
     "liveProof",
     "liveProof.sentinel",
     "liveProof.slo",
+    "liveProof.whenNotSwitchable",
     "liveProof.windows",
     "pauses",
     "rollout.canary.lease",

@@ -14,6 +14,8 @@ A control plane that hears of a verdict computes it again from the pairs: `repla
 
 `normaliser` fits what a step should take, `design` computes the difference of a pair, `evidence`
 the E-values, `account` where the time of a step went, `calibration` claims against results.
+Where nothing can be switched, `replicas` compares boots of canary and control replicas; `boots`
+measures one boot.
 """
 
 from retuned.stages.watch.proof.account import (
@@ -25,6 +27,19 @@ from retuned.stages.watch.proof.account import (
     forecast,
     predict,
     settle_account,
+)
+from retuned.stages.watch.proof.boots import (
+    BootPair,
+    BootPlan,
+    BootSettings,
+    BootSpread,
+    BootVoid,
+    BootWindow,
+    ReplicaReport,
+    boot_settings_of,
+    check_window,
+    spread_of,
+    window_of,
 )
 from retuned.stages.watch.proof.calibration import Calibration, EffectInterval, calibrate
 from retuned.stages.watch.proof.course import CoursePoint, course
@@ -49,6 +64,17 @@ from retuned.stages.watch.proof.records import (
     columns_of,
     percent_of,
     settings_of,
+)
+from retuned.stages.watch.proof.replicas import (
+    BootsAbandoned,
+    BootsMeasured,
+    ReplicaEvent,
+    ReplicaState,
+    assign,
+    begin_replicas,
+    step_replicas,
+    visible_by_boots,
+    wanted_pairs,
 )
 from retuned.stages.watch.proof.report import (
     Consequence,
@@ -83,6 +109,14 @@ __all__ = [
     "LEAST_STEPS",
     "Arm",
     "ArmSums",
+    "BootPair",
+    "BootPlan",
+    "BootSettings",
+    "BootSpread",
+    "BootVoid",
+    "BootWindow",
+    "BootsAbandoned",
+    "BootsMeasured",
     "Calibration",
     "Coin",
     "Consequence",
@@ -108,6 +142,9 @@ __all__ = [
     "ProofReport",
     "ProofSettings",
     "ProofState",
+    "ReplicaEvent",
+    "ReplicaReport",
+    "ReplicaState",
     "SentinelAction",
     "SentinelPlan",
     "ServiceLevel",
@@ -119,11 +156,15 @@ __all__ = [
     "Vetoed",
     "VoidReason",
     "action_of",
+    "assign",
     "begin",
     "begin_again",
+    "begin_replicas",
     "block_is_over",
     "block_length_s",
+    "boot_settings_of",
     "calibrate",
+    "check_window",
     "columns_of",
     "consequence",
     "course",
@@ -139,5 +180,10 @@ __all__ = [
     "replay",
     "settings_of",
     "settle_account",
+    "spread_of",
     "step",
+    "step_replicas",
+    "visible_by_boots",
+    "wanted_pairs",
+    "window_of",
 ]

@@ -25,7 +25,8 @@ ROWS_PER_BLOCK = 32
 """Steps of a block that are kept for fits, evenly spaced."""
 MOST_ROWS = 2048
 """Rows that a fit uses; the latest."""
-_SLOPES = 6
+FEATURES = 6
+"""Features of a step, without the intercept."""
 _ROUNDS = 6
 _CUTOFF = 2.5
 _RANK = 1e-9
@@ -66,7 +67,7 @@ class StepFit(Record):
     """Graph sizes with a deviation, ascending; 0 is without a graph."""
     deviations_s: tuple[float, ...] = ()
     """Of the intercept, in the order of `graphs`."""
-    slopes: tuple[float, ...] = Field(min_length=_SLOPES, max_length=_SLOPES)
+    slopes: tuple[float, ...] = Field(min_length=FEATURES, max_length=FEATURES)
     """Of the features, in the order of `features`."""
     floor_s: float = Field(gt=0.0)
     """Least expected time of a step."""
@@ -125,7 +126,7 @@ def features(columns: StepColumns) -> Floats:
 
 def _features(prefill: Floats, decode: Floats, context: Floats) -> Floats:
     tokens = prefill + decode
-    table = np.empty((len(prefill), _SLOPES))
+    table = np.empty((len(prefill), FEATURES))
     table[:, 0] = prefill
     table[:, 1] = decode
     table[:, 2] = context
@@ -154,7 +155,7 @@ def fit(rows: FitRows) -> StepFit:
     if len(known) == 1:
         known, which = known[:0], which  # one size has no deviation from itself
     slopes = _features(table[:, 0], table[:, 1], table[:, 2])
-    design = np.zeros((len(period), 1 + len(known) + _SLOPES))
+    design = np.zeros((len(period), 1 + len(known) + FEATURES))
     design[:, 0] = 1.0
     if len(known):
         design[np.arange(len(period)), 1 + which] = 1.0

@@ -354,6 +354,10 @@ class ProofReason(StrEnum):
     """Steps are too irregular for a comparison."""
     NO_SERVICE_LEVELS = "no-service-levels"
     """The policy has service levels, and nobody can read them."""
+    BOOT_SPREAD = "boot-spread"
+    """Boots of one configuration differ by more than the effect, or by too much to see one."""
+    FEW_BOOTS = "few-boots"
+    """Too few pairs of boots counted."""
     CONTRADICTED = "contradicted"
     """A node's verdict does not follow from the pairs that it reports."""
 
