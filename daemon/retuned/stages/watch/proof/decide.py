@@ -226,16 +226,14 @@ def _service_level(state: ProofState, event: ServiceLevel) -> ProofState:
 def _pair(state: ProofState, event: PairMeasured) -> ProofState:
     plan, known_fit = state.plan, state.fit
     assert plan is not None  # _check_number
-    kept = (
-        counted(event.first, plan, settings=state.settings),
-        counted(event.second, plan, settings=state.settings),
-    )
+    first, second = (counted(block, plan, settings=state.settings) for block in event.blocks)
+    kept = first, second
     if state.phase is Phase.PILOT:
         return _pilot_pair(state, event, kept)
     assert known_fit is not None  # the pilot ended
     result = measure(
         plan,
-        (event.first, event.second),
+        event.blocks,
         kept,
         fit=known_fit,
         scale=next_scale(state),

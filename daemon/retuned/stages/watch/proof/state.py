@@ -111,6 +111,10 @@ class PairMeasured:
     second: MeasuredBlock
     at_s: float
 
+    @property
+    def blocks(self) -> tuple[MeasuredBlock, MeasuredBlock]:
+        return self.first, self.second
+
 
 @dataclass(frozen=True, slots=True)
 class PairAbandoned:
