@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from tests.sidecar.sidecar_world import CLEAN, FIRST, PodWorld, back, swap
-from tests.standalone.test_live_proof_loop import Live
+from tests.standalone.test_live_proof_loop import Counts, Live
 
-from retuned.api.agent import PodProof, ProofOrder, ProofPost
+from retuned.api.agent import LevelsSeen, PodProof, ProofOrder, ProofPost
 from retuned.errors import CandidateError, Refused, TemporaryError
 from retuned.node.live_proof import LIVE_PROOF
 from retuned.ports import SlotState
@@ -21,6 +21,7 @@ from retuned.sidecar import live_proofs
 from retuned.sidecar.main import Sidecar
 from retuned.stages.gate import LiveProof
 from retuned.stages.watch.proof import VoidReason, replay, settings_of
+from retuned.stages.watch.proof.service_level import Served
 
 ORDER = swap()
 
@@ -287,3 +288,78 @@ def test_the_server_that_is_away_in_a_block_is_waited_for(world: Pod) -> None:
     world.live.lost = None
     world.prove()
     assert world.proof().claim is not None
+
+
+SLO: dict[str, Any] = {"slo": {"maxQueue": 4}}
+
+
+class Silent:
+    """Metrics that do not answer for a while."""
+
+    def __init__(self) -> None:
+        self.silent, self.reads = True, 0
+
+    def read(self) -> Served:
+        self.reads += 1
+        if self.silent:
+            raise TemporaryError("no answer", delay_s=1.0)
+        return Served(at_s=0.0, waiting=0.0)
+
+
+def counting(world: Pod, counts: Any) -> None:
+    """Let the sidecar read the server's metrics."""
+    world.sidecar = Sidecar(replace(world.ctx, service_counts=counts))
+
+
+def test_whether_service_levels_can_be_read_is_reported(world: Pod) -> None:
+    assert world.posted().levels is LevelsSeen.ABSENT
+    counts = Silent()
+    counting(world, counts)
+    assert world.posted().levels is LevelsSeen.SILENT
+    counts.silent = False
+    world.clock.advance(10.0)
+    assert world.posted().levels is LevelsSeen.READ
+    reads = counts.reads
+    world.clock.advance(30.0)
+    assert world.posted().levels is LevelsSeen.READ
+    assert counts.reads == reads, "a page that answered is not read again at once"
+
+
+def test_without_the_servers_metrics_no_proof_with_service_levels_begins(world: Pod) -> None:
+    ask(world, **SLO)
+    world.prove()
+    assert world.live.reads == 0
+    assert world.posted().proofs == ()
+    assert not world.is_off()
+
+
+def test_a_breach_pauses_the_proof_and_switches_the_swap_off(world: Pod) -> None:
+    world.live.effect = -0.04
+    began_s = world.live.now_s()
+    seen: list[bool] = []
+
+    def busy(at_s: float) -> bool:
+        hit = began_s + 70.0 < at_s < began_s + 90.0
+        if hit:
+            seen.append(world.is_off())
+        return hit
+
+    counting(world, Counts(world.live, busy))
+    ask(world, **SLO)
+    world.prove()
+    found = world.proof()
+    assert found.claim is not None
+    assert found.claim.verdict == "helps"
+    assert len(seen) > 10
+    assert all(seen[1:]), "while requests wait the original serves"
+
+
+def test_the_third_breach_ends_the_proof_and_its_report_is_accepted(world: Pod) -> None:
+    counting(world, Counts(world.live, lambda at_s: at_s % 72.0 > 69.0))
+    ask(world, **SLO)
+    world.prove()
+    found = world.proof()
+    assert found.claim is not None
+    assert (found.claim.verdict, found.claim.reason) == ("too-little-traffic", "slo-pressure")
+    assert replay(found.claim, settings_of(asked(**SLO).rule)).reason == "slo-pressure"
+    assert world.is_off()

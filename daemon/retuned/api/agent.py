@@ -269,6 +269,17 @@ class PodProof(Record):
     """Its verdict with its pairs; None before. The operator computes the verdict again."""
 
 
+class LevelsSeen(StrEnum):
+    """Whether a sidecar reads the service levels of its server."""
+
+    ABSENT = "absent"
+    """It has no address of the server's metrics, or it is of an older release."""
+    SILENT = "silent"
+    """It has an address, and the metrics cannot be read there now."""
+    READ = "read"
+    """It reads them."""
+
+
 class ProofPost(AgentMessage):
     """What live proofs a pod's server allows, and those that it is asked for."""
 
@@ -276,6 +287,8 @@ class ProofPost(AgentMessage):
     """Why steps of the server cannot be timed; empty if they can."""
     temporary: bool = False
     """Whether the server only does not answer now, or has not begun its first step."""
+    levels: LevelsSeen = LevelsSeen.ABSENT
+    """Whether service levels of the server can be read, which `LiveProof.slo` needs."""
     proofs: tuple[PodProof, ...] = Field(default=(), max_length=MAX_PROOFS)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from retuned.api.agent import LevelsSeen
 from retuned.api.decision import SwapDecision
 from retuned.api.experiment import JobRole, KernelExperimentStatus
 from retuned.api.proposal import LiveProofStatus, SwapProposal, SwapProposalStatus
@@ -67,6 +68,8 @@ class ProofFact:
     """Why its server's steps cannot be timed, stable code; empty if they can."""
     temporary: bool = False
     """Whether that may change without a restart."""
+    levels: LevelsSeen = LevelsSeen.ABSENT
+    """Whether its sidecar reads the server's service levels."""
     epoch: int = 0
     """Order of the proposal that it proves, or has proven; 0 without one."""
     phase: str = ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
-from retuned.api.agent import MAX_PROOFS, ProofOrder
+from retuned.api.agent import MAX_PROOFS, LevelsSeen, ProofOrder
 from retuned.api.proposal import (
     LiveProofStatus,
     PodState,
@@ -43,6 +43,7 @@ _SENTENCE = 1000
 _KEPT = 64
 """Proofs in a status, the newest."""
 NOT_SWITCHABLE = f"live-proof-{ProofReason.NOT_SWITCHABLE}"
+_NO_LEVELS = str(ProofReason.NO_SERVICE_LEVELS)
 
 
 def observed(
@@ -102,13 +103,11 @@ def measured(
         return MeasuredFact(consequence=Consequence.WAIT)
     for environment in _due(proofs, rollout, swapped):
         pool = _unproven(environment, proofs, swapped)
-        if any(why_not(pod) is None for pod in pool):
+        reasons = {pod.name: why_not(pod, rule) for pod in pool}
+        if None in reasons.values():
             return MeasuredFact(consequence=Consequence.WAIT)
         if required and pool:
-            detail = ", ".join(f"{pod.name}: {why_not(pod)}" for pod in pool[:8])
-            return MeasuredFact(
-                consequence=Consequence.REVERT, reason=NOT_SWITCHABLE, detail=detail, blames=False
-            )
+            return _no_pod_can(reasons)
     return MeasuredFact()
 
 
@@ -127,7 +126,7 @@ def asked(case: ProposalStep, *, rule: LiveProof) -> ProposalStep:
     ]
     running = {each.environment for each in found if not each.verdict}
     for environment in _due(found, rollout, swapped):
-        pod = _prover(environment, found, swapped)
+        pod = _prover(environment, found, swapped, rule=rule)
         if environment in running or pod is None:
             continue
         found.append(
@@ -174,12 +173,32 @@ def _orders(uid: str, proposals: Iterable[SwapProposal]) -> Iterator[ProofOrder]
                 )
 
 
-def why_not(pod: PodFact) -> str | None:
-    """Return why no swap can be proven in a pod, a stable code; None if one can, or soon may."""
+def why_not(pod: PodFact, rule: LiveProof) -> str | None:
+    """Return why no swap can be proven in a pod, a stable code; None if one can, or soon may.
+
+    Parameters
+    ----------
+    pod
+        The pod.
+    rule
+        The policy's rule, which may ask for service levels.
+    """
     said = pod.proof
     if said is None:
         return "not-reported"
-    return said.unavailable if said.unavailable and not said.temporary else None
+    if said.unavailable and not said.temporary:
+        return said.unavailable
+    return _NO_LEVELS if rule.slo.asked and said.levels is LevelsSeen.ABSENT else None
+
+
+def why_not_now(pod: PodFact, rule: LiveProof) -> str | None:
+    """Return as `why_not`, also where the reason may pass; None if a swap can be proven now."""
+    said, lasting = pod.proof, why_not(pod, rule)
+    if lasting is not None or said is None:
+        return lasting
+    if said.unavailable:
+        return said.unavailable
+    return _NO_LEVELS if rule.slo.asked and said.levels is not LevelsSeen.READ else None
 
 
 def _observed(
@@ -246,6 +265,17 @@ def _meaning(entry: LiveProofStatus) -> MeasuredFact:
     )
 
 
+def _no_pod_can(reasons: Mapping[str, str | None]) -> MeasuredFact:
+    """Return what follows where no pod of an environment can prove a swap, by its name."""
+    no_levels = set(reasons.values()) == {_NO_LEVELS}
+    return MeasuredFact(
+        consequence=Consequence.REVERT,
+        reason=f"live-proof-{_NO_LEVELS}" if no_levels else NOT_SWITCHABLE,
+        detail=", ".join(f"{name}: {why}" for name, why in list(reasons.items())[:8]),
+        blames=False,
+    )
+
+
 def _swaps(wants: PodState) -> bool:
     return wants is PodState.SWAP
 
@@ -283,13 +313,19 @@ def _unproven(
 
 
 def _prover(
-    environment: str, proofs: Iterable[LiveProofStatus], swapped: Iterable[PodFact]
+    environment: str,
+    proofs: Iterable[LiveProofStatus],
+    swapped: Iterable[PodFact],
+    *,
+    rule: LiveProof,
 ) -> PodFact | None:
     """Return the pod to ask: one that serves and can, else one that soon may."""
     able = [
-        pod for pod in _unproven(environment, proofs, swapped) if pod.ready and why_not(pod) is None
+        pod
+        for pod in _unproven(environment, proofs, swapped)
+        if pod.ready and why_not(pod, rule) is None
     ]
-    return min(able, key=lambda pod: pod.proof is not None and pod.proof.temporary, default=None)
+    return min(able, key=lambda pod: why_not_now(pod, rule) is not None, default=None)
 
 
 def _replaced(
@@ -300,7 +336,7 @@ def _replaced(
     epochs: Mapping[str, int],
 ) -> LiveProofStatus:
     """Return a proof of a pod that is gone in another pod; its time goes on."""
-    pod = _prover(entry.environment, proofs, swapped)
+    pod = _prover(entry.environment, proofs, swapped, rule=entry.rule)
     if pod is None:
         return entry
     update = {"name": pod.name, "uid": pod.uid, "epoch": epochs[pod.uid], "phase": ""}

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from retuned.api.agent import PodProof, ProofOrder, ProofPost
+from retuned.api.agent import LevelsSeen, PodProof, ProofOrder, ProofPost
 from retuned.errors import Refused, TemporaryError
 from retuned.node import live_proof as node_proof
 from retuned.node.live_proof import (
@@ -26,6 +26,7 @@ from retuned.node.live_proof import (
     report_in,
 )
 from retuned.node.order_store import StoredOrder, latest
+from retuned.node.service_levels import lacks_levels, levels_of
 from retuned.sidecar.context import Context
 from retuned.sidecar.reports import is_about_us
 from retuned.stages.swap import SwapKind, SwapOrder
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 _NOT_SWITCHABLE = "not-switchable"
 _LOOK_S = 10.0
 """How often the server is asked whether its steps can be timed, seconds."""
+_READ_S = 60.0
+"""How long an answer holds that service levels can be read, seconds: a page may have megabytes."""
 
 
 def prove(ctx: Context, stop: threading.Event) -> None:
@@ -48,6 +51,9 @@ def prove(ctx: Context, stop: threading.Event) -> None:
         record = ctx.store.get(LIVE_PROOF, kept.order.id)
         if asked is None or (record is not None and record.phase != PROVING):
             continue
+        if lacks_levels(ctx.service_counts, asked.rule):
+            log.warning("%s is not proven: no service levels are known", kept.order.definition)
+            continue
         if record is None and unavailable(ctx)[0]:
             continue  # the operator learns why; a proof that has begun continues, its time goes on
         ProofRunner(
@@ -57,6 +63,7 @@ def prove(ctx: Context, stop: threading.Event) -> None:
             swapper=ctx.swapper,
             live=ctx.live_steps,
             clock=ctx.clock,
+            levels=levels_of(ctx.service_counts, asked.rule),
         ).run(stop)
 
 
@@ -89,6 +96,24 @@ def unavailable(ctx: Context) -> tuple[str, bool]:
     return memory.steps_unavailable, False
 
 
+def levels_seen(ctx: Context) -> LevelsSeen:
+    """Return whether the server's service levels can be read."""
+    memory, now_s = ctx.standing, ctx.clock.monotonic_s()
+    if ctx.service_counts is None:
+        return LevelsSeen.ABSENT
+    holds_s = _READ_S if memory.levels is LevelsSeen.READ else _LOOK_S
+    if now_s - memory.levels_at_s < holds_s:
+        return memory.levels
+    try:
+        ctx.service_counts.read()
+        memory.levels = LevelsSeen.READ
+    except TemporaryError as error:
+        log.info("service levels of the server cannot be read: %s", error)
+        memory.levels = LevelsSeen.SILENT
+    memory.levels_at_s = now_s
+    return memory.levels
+
+
 def post(ctx: Context) -> None:
     """Report whether swaps can be proven here, and each proof that the operator asks for.
 
@@ -103,7 +128,12 @@ def post(ctx: Context) -> None:
     reason, temporary = unavailable(ctx)
     proofs = tuple(filter(None, (_reported(ctx, asked) for asked in ctx.standing.proofs)))
     said = ProofPost(
-        pod=ctx.pod, target=ctx.target, unavailable=reason, temporary=temporary, proofs=proofs
+        pod=ctx.pod,
+        target=ctx.target,
+        unavailable=reason,
+        temporary=temporary,
+        levels=levels_seen(ctx),
+        proofs=proofs,
     )
     try:
         answer = ctx.operator.post(said)

@@ -16,6 +16,7 @@ from retuned.api.proposal import ProposalPhase
 from retuned.errors import RetunedError
 from retuned.node.live_proof import ProofNeed, ProofRunner
 from retuned.node.order_store import bringer
+from retuned.node.service_levels import levels_of
 from retuned.ports import Stored
 from retuned.stages.gate import LiveProof
 from retuned.stages.swap import SwapOrder
@@ -121,7 +122,7 @@ def _measured(
             earlier, settings, at_s=plan.day_began_s, sentinel=True
         ),
         kept=True,
-        levels=live_proof.levels_of(ctx, rule),
+        levels=levels_of(ctx.service_counts, rule),
     ).run(stop, most_pairs=1)
     return True
 

@@ -225,7 +225,7 @@ def _unavailable(
     if limits.end_to_end is EndToEndRule.REQUIRED:
         return "end-to-end-unavailable", ""
     if limits.live_proof.mode is LiveProofMode.REQUIRED:
-        why = live_proofs.unavailable(pods)
+        why = live_proofs.unavailable(pods, limits.live_proof)
         if why:
             return "live-proof-unavailable", why
     if not is_tunable(kernel):

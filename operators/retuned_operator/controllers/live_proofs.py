@@ -51,6 +51,7 @@ def proof_fact(
     return ProofFact(
         unavailable=post.unavailable,
         temporary=post.temporary,
+        levels=post.levels,
         epoch=posted.epoch if posted is not None else 0,
         phase=str(posted.phase) if posted is not None else "",
         report=report,
@@ -68,7 +69,10 @@ def judged(
     try:
         report = replay(claim, settings_of(entry.rule))
         early = now < entry.since + _EARLY * entry.rule.max_duration
-        by_time = report.verdict is Verdict.TOO_LITTLE_TRAFFIC
+        pressed = report.reason is ProofReason.SLO_PRESSURE
+        if pressed and not entry.rule.slo.asked:
+            raise ValueError("it was asked for no service levels")
+        by_time = report.verdict is Verdict.TOO_LITTLE_TRAFFIC and not pressed
         if early and (by_time or report.reason is ProofReason.NOT_SHOWN_IN_TIME):
             raise ValueError("its time was not over")
     except ValueError as error:
@@ -77,15 +81,10 @@ def judged(
     return report, sentence_of(report)
 
 
-def unavailable(pods: Sequence[PodFact]) -> str:
+def unavailable(pods: Sequence[PodFact], rule: LiveProof) -> str:
     """Return which server cannot prove a swap, and why; empty if each that serves can now."""
-    found = []
-    for pod in pods:
-        reason = live_proofs.why_not(pod)
-        if reason is None and pod.proof is not None and pod.proof.temporary:
-            reason = pod.proof.unavailable
-        if reason is not None and pod.ready:
-            found.append(f"{pod.name}: {reason}")
+    reasons = {pod.name: live_proofs.why_not_now(pod, rule) for pod in pods if pod.ready}
+    found = [f"{name}: {reason}" for name, reason in reasons.items() if reason is not None]
     return "no live proof is possible: " + ", ".join(found[:8]) if found else ""
 
 

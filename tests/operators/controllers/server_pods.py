@@ -12,6 +12,7 @@ from tests.operators.controllers.memory import KERNEL
 from retuned.api.agent import (
     BlockedOrder,
     Hello,
+    LevelsSeen,
     PodProof,
     PodRef,
     ProcessEnvironment,
@@ -61,6 +62,8 @@ class ServerPod:
 
     steps: str | None = None
     """Why its steps cannot be timed, empty if they can; None: its sidecar reports no proofs."""
+    levels: LevelsSeen = LevelsSeen.ABSENT
+    """Whether it reads the server's service levels."""
     asked: Sequence[ProofOrder] = ()
     """What the operator asks it to prove."""
     proves: Callable[[ProofOrder], PodProof | None] = lambda _: None
@@ -96,7 +99,13 @@ class ServerPod:
             report=report,
         )
         proofs = filter(None, map(self.proves, self.asked))
-        post = ProofPost(pod=ref, target=target, unavailable=self.steps or "", proofs=tuple(proofs))
+        post = ProofPost(
+            pod=ref,
+            target=target,
+            unavailable=self.steps or "",
+            levels=self.levels,
+            proofs=tuple(proofs),
+        )
         return (
             Hello(pod=ref, target=target, version=1, release="1", at=at, environments=(SERVER,)),
             *([] if self.steps is None else [post]),

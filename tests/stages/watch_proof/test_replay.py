@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -19,9 +20,11 @@ from retuned.stages.watch.proof import (
     ProofReport,
     ProofSettings,
     ProofState,
+    ServiceLevel,
     Tick,
     Verdict,
     VoidReason,
+    next_pair,
     replay,
     step,
 )
@@ -65,6 +68,35 @@ def test_long_blocks_are_computed_again() -> None:
 def test_every_honest_report_is_accepted(at: float, seed: int) -> None:
     state = proven(at, seed=seed)
     assert replay(claim_of(state), SHORT) == state.report
+
+
+def pressed(pauses: int) -> ProofState:
+    """Return the state after so many pauses, each of which cut a pair short."""
+    run = Run(SHORT, seed=1)
+    run.pilot()
+    state = run.state
+    for _ in range(pauses):
+        state = next_pair(state, random.Random(1))
+        state = step(state, ServiceLevel(met=False, at_s=state.began_s + 70.0))
+        for at_s in (80.0, 80.0 + SHORT.slo_clear_s):
+            state = step(state, ServiceLevel(met=True, at_s=state.began_s + at_s))
+    return state
+
+
+def test_the_pauses_that_end_a_proof_are_computed_again() -> None:
+    state = pressed(SHORT.max_pauses)
+    assert state.report is not None
+    assert state.report.reason is ProofReason.SLO_PRESSURE
+    assert replay(claim_of(state), SHORT) == state.report
+
+
+def test_pauses_that_no_pair_shows_are_refused() -> None:
+    pairs = pressed(SHORT.max_pauses).pairs[:-1]
+    claim = ProofClaim(
+        verdict=Verdict.TOO_LITTLE_TRAFFIC, reason=ProofReason.SLO_PRESSURE, pairs=pairs
+    )
+    with pytest.raises(ValueError, match="too few for its pauses"):
+        replay(claim, SHORT)
 
 
 @pytest.mark.parametrize("pairs", [0, 2])

@@ -107,7 +107,7 @@ class Unproven(StrEnum):
 class ServiceLevels(PolicyModel):
     """Bounds of what users see while a swap is proven; a breach switches it off.
 
-    They are read from the server's own metrics, over ten seconds. On one machine only.
+    They are read from the server's own metrics, over ten seconds.
     """
 
     ttft_p99_ms: int | None = Field(default=None, ge=1, le=3_600_000)
@@ -148,7 +148,7 @@ class LiveProof(PolicyModel):
 
     One pair of blocks of 10 s runs at a random moment of each period. On one machine only."""
     slo: ServiceLevels = ServiceLevels()
-    """Service levels that the server must meet while a swap is measured. On one machine only."""
+    """Service levels that the server must meet while a swap is measured."""
     windows: tuple[ProofWindow, ...] = Field(default=(), max_length=64)
     """Times at which a swap with a live proof may start, beside `spec.windows`; default always.
 

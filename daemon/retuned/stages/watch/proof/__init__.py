@@ -28,7 +28,7 @@ from retuned.stages.watch.proof.account import (
 )
 from retuned.stages.watch.proof.calibration import Calibration, EffectInterval, calibrate
 from retuned.stages.watch.proof.course import CoursePoint, course
-from retuned.stages.watch.proof.decide import begin, begin_again, next_pair, replay, step
+from retuned.stages.watch.proof.decide import begin, begin_again, next_pair, step
 from retuned.stages.watch.proof.design import Coin, MeasuredBlock, block_is_over, block_length_s
 from retuned.stages.watch.proof.records import (
     Arm,
@@ -50,6 +50,7 @@ from retuned.stages.watch.proof.records import (
     percent_of,
     settings_of,
 )
+from retuned.stages.watch.proof.replay import replay
 from retuned.stages.watch.proof.report import (
     Consequence,
     consequence,
