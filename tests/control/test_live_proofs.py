@@ -11,7 +11,7 @@ import pytest
 from tests.operators import examples
 from tests.operators.world import World
 
-from retuned.api.agent import LevelsSeen
+from retuned.api.agent import LevelsState
 from retuned.api.proposal import LiveProofStatus
 from retuned.control import RolloutFacts
 from retuned.control.facts import ProofFact
@@ -37,7 +37,7 @@ class Fleet(World):
         """Verdict of the pod with this uid."""
         self.unavailable: dict[str, str] = {}
         self.temporary = False
-        self.levels: dict[str, LevelsSeen] = {}
+        self.levels: dict[str, LevelsState] = {}
         self.older: set[str] = set()
         """Pods whose sidecar reports no live proofs."""
         self.environments: dict[str, str | None] = {}
@@ -58,7 +58,7 @@ class Fleet(World):
             fact = ProofFact(
                 unavailable=self.unavailable.get(pod.uid, ""),
                 temporary=self.temporary,
-                levels=self.levels.get(pod.uid, LevelsSeen.ABSENT),
+                levels=self.levels.get(pod.uid, LevelsState.ABSENT),
                 epoch=orders[0].epoch if orders else 0,
                 phase=("done" if report else "short") if orders else "",
                 report=report,
@@ -251,7 +251,7 @@ def test_a_server_whose_service_levels_are_not_known_goes_back_with_its_reason()
 def test_a_pod_that_reads_service_levels_proves_before_one_that_soon_may() -> None:
     fleet = Fleet(pods=3, **SLO)
     fleet.canary(3)
-    fleet.levels = {"u0": LevelsSeen.SILENT, "u1": LevelsSeen.READ}
+    fleet.levels = {"u0": LevelsState.SILENT, "u1": LevelsState.READ}
     name = fleet.begun()
     fleet.until(name, P.PROVING)
     assert [each.uid for each in fleet.proofs(name)] == ["u1"]
@@ -259,7 +259,7 @@ def test_a_pod_that_reads_service_levels_proves_before_one_that_soon_may() -> No
 
 def test_metrics_that_are_silent_for_a_while_take_no_swap_back() -> None:
     fleet = Fleet(**SLO)
-    fleet.levels = dict.fromkeys(fleet.pods, LevelsSeen.SILENT)
+    fleet.levels = dict.fromkeys(fleet.pods, LevelsState.SILENT)
     name = fleet.begun()
     fleet.until(name, P.PROVING)
     assert len(fleet.proofs(name)) == 1

@@ -12,7 +12,7 @@ import pytest
 from tests.sidecar.sidecar_world import CLEAN, FIRST, PodWorld, back, swap
 from tests.standalone.test_live_proof_loop import Counts, Live
 
-from retuned.api.agent import LevelsSeen, PodProof, ProofOrder, ProofPost
+from retuned.api.agent import LevelsState, PodProof, ProofOrder, ProofPost
 from retuned.errors import CandidateError, Refused, TemporaryError
 from retuned.node.live_proof import LIVE_PROOF
 from retuned.ports import SlotState
@@ -243,6 +243,11 @@ def test_a_server_that_does_not_answer_may_soon(world: Pod) -> None:
     assert world.posted().unavailable == ""
 
 
+def test_the_engine_of_the_server_is_reported(world: Pod) -> None:
+    world.live.built = "vllm 0.33.0"
+    assert world.posted().engine == "vllm 0.33.0"
+
+
 def test_a_sidecar_without_steps_says_so(tmp_path: Path) -> None:
     world = PodWorld(tmp_path)
     world.sidecar.tell()
@@ -312,16 +317,16 @@ def counting(world: Pod, counts: Any) -> None:
 
 
 def test_whether_service_levels_can_be_read_is_reported(world: Pod) -> None:
-    assert world.posted().levels is LevelsSeen.ABSENT
+    assert world.posted().levels is LevelsState.ABSENT
     counts = Silent()
     counting(world, counts)
-    assert world.posted().levels is LevelsSeen.SILENT
+    assert world.posted().levels is LevelsState.SILENT
     counts.silent = False
     world.clock.advance(10.0)
-    assert world.posted().levels is LevelsSeen.READ
+    assert world.posted().levels is LevelsState.READ
     reads = counts.reads
     world.clock.advance(30.0)
-    assert world.posted().levels is LevelsSeen.READ
+    assert world.posted().levels is LevelsState.READ
     assert counts.reads == reads, "a page that answered is not read again at once"
 
 

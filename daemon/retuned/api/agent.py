@@ -269,7 +269,7 @@ class PodProof(Record):
     """Its verdict with its pairs; None before. The operator computes the verdict again."""
 
 
-class LevelsSeen(StrEnum):
+class LevelsState(StrEnum):
     """Whether a sidecar reads the service levels of its server."""
 
     ABSENT = "absent"
@@ -287,8 +287,10 @@ class ProofPost(AgentMessage):
     """Why steps of the server cannot be timed; empty if they can."""
     temporary: bool = False
     """Whether the server only does not answer now, or has not begun its first step."""
-    levels: LevelsSeen = LevelsSeen.ABSENT
+    levels: LevelsState = LevelsState.ABSENT
     """Whether service levels of the server can be read, which `LiveProof.slo` needs."""
+    engine: Short = ""
+    """Name and version of the server's engine; empty if unknown."""
     proofs: tuple[PodProof, ...] = Field(default=(), max_length=MAX_PROOFS)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from retuned.api.agent import LevelsSeen
+from retuned.api.agent import LevelsState
 from retuned.api.decision import SwapDecision
 from retuned.api.experiment import JobRole, KernelExperimentStatus
 from retuned.api.proposal import LiveProofStatus, SwapProposal, SwapProposalStatus
@@ -68,7 +68,7 @@ class ProofFact:
     """Why its server's steps cannot be timed, stable code; empty if they can."""
     temporary: bool = False
     """Whether that may change without a restart."""
-    levels: LevelsSeen = LevelsSeen.ABSENT
+    levels: LevelsState = LevelsState.ABSENT
     """Whether its sidecar reads the server's service levels."""
     epoch: int = 0
     """Order of the proposal that it proves, or has proven; 0 without one."""
@@ -286,6 +286,8 @@ class ExperimentFacts:
     """SwapProposal made from its win; None if there is none yet."""
     refusal: str | None = None
     """Why stage 7 refuses its win, stable code; None if it does not, or was not called."""
+    refusal_detail: str = ""
+    """The refusal in one sentence; empty if its code says all."""
     unplaced: tuple[str, str] | None = None
     """Why its pods cannot be scheduled, stable code and a sentence; None if they can."""
     leading: bool = True

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
-from retuned.api.agent import MAX_PROOFS, LevelsSeen, ProofOrder
+from retuned.api.agent import MAX_PROOFS, LevelsState, ProofOrder
 from retuned.api.proposal import (
     LiveProofStatus,
     PodState,
@@ -188,7 +188,7 @@ def why_not(pod: PodFact, rule: LiveProof) -> str | None:
         return "not-reported"
     if said.unavailable and not said.temporary:
         return said.unavailable
-    return _NO_LEVELS if rule.slo.asked and said.levels is LevelsSeen.ABSENT else None
+    return _NO_LEVELS if rule.slo.asked and said.levels is LevelsState.ABSENT else None
 
 
 def why_not_now(pod: PodFact, rule: LiveProof) -> str | None:
@@ -198,7 +198,7 @@ def why_not_now(pod: PodFact, rule: LiveProof) -> str | None:
         return lasting
     if said.unavailable:
         return said.unavailable
-    return _NO_LEVELS if rule.slo.asked and said.levels is not LevelsSeen.READ else None
+    return _NO_LEVELS if rule.slo.asked and said.levels is not LevelsState.READ else None
 
 
 def _observed(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from retuned.api.agent import LevelsSeen, OrderDone, Outcome, PodRef, ProofOrder, TunablePost
+from retuned.api.agent import LevelsState, OrderDone, Outcome, PodRef, ProofOrder, TunablePost
 from retuned.node.context import Recogniser
 from retuned.node.order_context import OrderMemory
 from retuned.node.windows import WindowSettings
@@ -129,7 +129,7 @@ class SidecarMemory(OrderMemory):
     """Why the server's steps cannot be timed; empty if they can."""
     steps_at_s: float = float("-inf")
     """When that was observed, monotonic seconds."""
-    levels: LevelsSeen = LevelsSeen.ABSENT
+    levels: LevelsState = LevelsState.ABSENT
     """Whether the server's counts could be read."""
     levels_at_s: float = float("-inf")
     """When that was observed, monotonic seconds."""

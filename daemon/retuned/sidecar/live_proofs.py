@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from retuned.api.agent import LevelsSeen, PodProof, ProofOrder, ProofPost
+from retuned.api.agent import LevelsState, PodProof, ProofOrder, ProofPost
 from retuned.errors import Refused, TemporaryError
 from retuned.node import live_proof as node_proof
 from retuned.node.live_proof import (
@@ -39,6 +39,10 @@ _LOOK_S = 10.0
 """How often the server is asked whether its steps can be timed, seconds."""
 _READ_S = 60.0
 """How long an answer holds that service levels can be read, seconds: a page may have megabytes."""
+
+
+_NAME = 200
+"""Longest name of an engine: a lesson has it."""
 
 
 def prove(ctx: Context, stop: threading.Event) -> None:
@@ -96,20 +100,20 @@ def unavailable(ctx: Context) -> tuple[str, bool]:
     return memory.steps_unavailable, False
 
 
-def levels_seen(ctx: Context) -> LevelsSeen:
+def levels_seen(ctx: Context) -> LevelsState:
     """Return whether the server's service levels can be read."""
     memory, now_s = ctx.standing, ctx.clock.monotonic_s()
     if ctx.service_counts is None:
-        return LevelsSeen.ABSENT
-    holds_s = _READ_S if memory.levels is LevelsSeen.READ else _LOOK_S
+        return LevelsState.ABSENT
+    holds_s = _READ_S if memory.levels is LevelsState.READ else _LOOK_S
     if now_s - memory.levels_at_s < holds_s:
         return memory.levels
     try:
         ctx.service_counts.read()
-        memory.levels = LevelsSeen.READ
+        memory.levels = LevelsState.READ
     except TemporaryError as error:
         log.info("service levels of the server cannot be read: %s", error)
-        memory.levels = LevelsSeen.SILENT
+        memory.levels = LevelsState.SILENT
     memory.levels_at_s = now_s
     return memory.levels
 
@@ -133,6 +137,7 @@ def post(ctx: Context) -> None:
         unavailable=reason,
         temporary=temporary,
         levels=levels_seen(ctx),
+        engine=ctx.live_steps.engine()[:_NAME] if ctx.live_steps is not None else "",
         proofs=proofs,
     )
     try:

@@ -12,7 +12,7 @@ from tests.operators.controllers.memory import KERNEL
 from retuned.api.agent import (
     BlockedOrder,
     Hello,
-    LevelsSeen,
+    LevelsState,
     PodProof,
     PodRef,
     ProcessEnvironment,
@@ -62,8 +62,10 @@ class ServerPod:
 
     steps: str | None = None
     """Why its steps cannot be timed, empty if they can; None: its sidecar reports no proofs."""
-    levels: LevelsSeen = LevelsSeen.ABSENT
+    levels: LevelsState = LevelsState.ABSENT
     """Whether it reads the server's service levels."""
+    engine: str = ""
+    """Name and version of its engine."""
     asked: Sequence[ProofOrder] = ()
     """What the operator asks it to prove."""
     proves: Callable[[ProofOrder], PodProof | None] = lambda _: None
@@ -104,6 +106,7 @@ class ServerPod:
             target=target,
             unavailable=self.steps or "",
             levels=self.levels,
+            engine=self.engine,
             proofs=tuple(proofs),
         )
         return (

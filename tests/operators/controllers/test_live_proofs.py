@@ -24,7 +24,7 @@ from tests.sidecar.sidecar_world import CLEAN, PodWorld
 from tests.stages.watch_proof.blocks import Run, slower
 from tests.standalone.test_live_proof_loop import Counts, Live
 
-from retuned.api.agent import LevelsSeen, PodProof, PodRef, ProofOrder, ProofPost
+from retuned.api.agent import LevelsState, PodProof, PodRef, ProofOrder, ProofPost
 from retuned.api.proposal import LiveProofStatus
 from retuned.contract import Digest
 from retuned.errors import TemporaryError
@@ -160,12 +160,12 @@ def test_required_names_the_server_that_cannot_and_its_reason(steps: str | None)
 SLO: dict[str, Any] = {"slo": {"maxQueue": 4}}
 
 
-@pytest.mark.parametrize("levels", [LevelsSeen.ABSENT, LevelsSeen.SILENT])
-def test_required_holds_a_swap_while_a_server_shows_no_service_levels(levels: LevelsSeen) -> None:
+@pytest.mark.parametrize("levels", [LevelsState.ABSENT, LevelsState.SILENT])
+def test_required_holds_a_swap_while_a_server_shows_no_service_levels(levels: LevelsState) -> None:
     cluster = begun(**SLO)
     able(cluster, reports(-0.03))
     for server in cluster.servers.values():
-        server.levels = LevelsSeen.READ
+        server.levels = LevelsState.READ
     first = next(iter(cluster.servers.values()))
     first.levels = levels
     for _ in range(20):
@@ -174,7 +174,7 @@ def test_required_holds_a_swap_while_a_server_shows_no_service_levels(levels: Le
     assert (status.phase, status.reason) == (P.SCHEDULED, "live-proof-unavailable")
     assert status.detail == "no live proof is possible: chat-0: no-service-levels"
     assert set(active(cluster)) == {None}
-    first.levels = LevelsSeen.READ
+    first.levels = LevelsState.READ
     reached(cluster, P.PROMOTED)
 
 
