@@ -15,12 +15,20 @@ from tests.standalone.test_live_proof_loop import Counts, Live
 from retuned.api.agent import LevelsState, PodProof, ProofOrder, ProofPost
 from retuned.errors import CandidateError, Refused, TemporaryError
 from retuned.node.live_proof import LIVE_PROOF
+from retuned.node.sentinel import DAY
 from retuned.ports import SlotState
 from retuned.runtime_client.fake import FakeSwapper
 from retuned.sidecar import live_proofs
 from retuned.sidecar.main import Sidecar
 from retuned.stages.gate import LiveProof
-from retuned.stages.watch.proof import VoidReason, replay, settings_of
+from retuned.stages.watch.proof import (
+    DAY_S,
+    VoidReason,
+    day_settings,
+    replay,
+    replay_day,
+    settings_of,
+)
 from retuned.stages.watch.proof.service_level import Served
 
 ORDER = swap()
@@ -368,3 +376,98 @@ def test_the_third_breach_ends_the_proof_and_its_report_is_accepted(world: Pod) 
     assert (found.claim.verdict, found.claim.reason) == ("too-little-traffic", "slo-pressure")
     assert replay(found.claim, settings_of(asked(**SLO).rule)).reason == "slo-pressure"
     assert world.is_off()
+
+
+PERIOD_S = 1_250.0
+
+
+def measured(world: Pod, *, days: float = 0.0, **rule: Any) -> Pod:
+    """Return a pod whose proven swap the operator asks to measure, after some days."""
+    world.live.effect = -0.04
+    ask(world)
+    world.prove()
+    world.operator.prove(asked(**rule).model_copy(update={"sentinel": True}))
+    world.turn()
+    passes(world, days * DAY_S)
+    return world
+
+
+def passes(world: Pod, seconds: float) -> None:
+    until_s = world.clock.monotonic_s() + seconds
+    while world.clock.monotonic_s() < until_s:
+        world.clock.advance(200.0)
+        world.sidecar.prove(threading.Event())
+
+
+def pairs(world: Pod) -> list[dict[str, Any]]:
+    stored = world.ctx.store.list(DAY)
+    return [p for each in stored for p in each.body["state"]["pairs"] if p["kind"] == "long"]
+
+
+def test_a_promoted_swap_is_measured_and_nothing_is_reported_before_its_day_ends(
+    world: Pod,
+) -> None:
+    measured(world)
+    assert pairs(world) == []
+    passes(world, 6 * PERIOD_S)
+    assert 2 <= len(pairs(world)) <= 7
+    assert not world.is_off(), "it serves between the pairs"
+    assert world.posted().days == ()
+    world.clock.advance(DAY_S)
+    passes(world, PERIOD_S)
+    (day,) = world.posted().days
+    assert (day.order, day.epoch) == (ORDER.id, ORDER.epoch)
+    assert day.claim is not None
+    assert replay_day(day.claim, day_settings(asked().rule)).verdict == day.claim.verdict
+
+
+def test_a_swap_whose_day_harmed_stays_off_until_its_rollback_comes(world: Pod) -> None:
+    measured(world)
+    world.live.effect = 0.08
+    for _ in range(40):
+        passes(world, PERIOD_S)
+        if world.posted().days:
+            break
+    claim = world.posted().days[0].claim
+    assert claim is not None
+    assert claim.verdict == "harms"
+    assert world.is_off()
+    world.turn()
+    world.prove()
+    assert world.is_off()
+    world.order(back(ORDER, epoch=3))
+    assert world.active() is None
+
+
+def test_a_sentinel_that_is_no_longer_asked_for_leaves_the_swap_on(world: Pod) -> None:
+    measured(world)
+    passes(world, 3 * PERIOD_S)
+    world.operator.prove()
+    world.turn()
+    before = pairs(world)
+    passes(world, 3 * PERIOD_S)
+    assert pairs(world) == before
+    assert not world.is_off()
+    assert world.posted().days == ()
+
+
+def test_a_sidecar_whose_proof_is_gone_measures_nothing(world: Pod) -> None:
+    world.operator.prove(asked().model_copy(update={"sentinel": True}))
+    world.turn()
+    passes(world, 3 * PERIOD_S)
+    assert pairs(world) == []
+    assert not world.is_off()
+
+
+def test_bounds_that_the_sidecar_cannot_read_end_the_sentinel(world: Pod) -> None:
+    measured(world, **SLO)
+    passes(world, 3 * PERIOD_S)
+    assert pairs(world) == []
+
+
+def test_a_breach_ends_the_pair_of_a_sentinel_and_leaves_the_swap_on(world: Pod) -> None:
+    counting(world, Counts(world.live, lambda _: True))
+    measured(world, **SLO)
+    passes(world, 4 * PERIOD_S)
+    assert all(each["void"] for each in pairs(world))
+    assert not world.is_off()

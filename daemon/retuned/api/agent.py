@@ -292,6 +292,8 @@ class ProofPost(AgentMessage):
     engine: Short = ""
     """Name and version of the server's engine; empty if unknown."""
     proofs: tuple[PodProof, ...] = Field(default=(), max_length=MAX_PROOFS)
+    days: tuple[PodProof, ...] = Field(default=(), max_length=MAX_PROOFS)
+    """The newest day of each sentinel that has ended."""
 
 
 class Ack(Record):
@@ -338,6 +340,8 @@ class ProofOrder(Record):
     epoch: int = Field(ge=1)
     rule: LiveProof
     """Rule of the policy when the proof was asked for."""
+    sentinel: bool = False
+    """Whether a promoted swap is to be measured, a pair in each period, instead of a proof."""
 
 
 class Orders(Record):

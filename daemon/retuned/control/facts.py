@@ -78,6 +78,12 @@ class ProofFact:
     """Verdict that follows from its pairs; None before."""
     sentence: str = ""
     """The verdict in one sentence."""
+    day_epoch: int = 0
+    """Order that its sentinel measures; 0 without one."""
+    day: ProofReport | None = None
+    """Verdict that follows from the pairs of the newest day of its sentinel; None before."""
+    day_sentence: str = ""
+    """That verdict in one sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +146,8 @@ class RolloutFacts:
     """Result of the live proof of the present wave."""
     live_proofs: tuple[LiveProofStatus, ...] | None = None
     """Live proofs by node agents, as the pods report them; None where the control plane proves."""
+    sentinels: tuple[LiveProofStatus, ...] | None = None
+    """Sentinels by node agents, as the pods report them; None where the control plane measures."""
     repeated_proof: MeasuredFact = MeasuredFact()
     """Result of pairs of a swap that was kept: of an alarm that tried it off, or of its sentinel.
     """

@@ -217,7 +217,7 @@ def _observed(
     said = pod.proof if pod is not None else None
     if said is not None and said.epoch == entry.epoch:
         if said.report is not None:
-            return _concluded(entry, said.report, sentence=said.sentence, now=now)
+            return concluded(entry, said.report, sentence=said.sentence, now=now)
         if said.phase in _PARTS and _PARTS.index(said.phase) > _PARTS.index(entry.phase):
             entry = entry.model_copy(update={"phase": said.phase})
     if now >= _deadline(entry):
@@ -226,9 +226,10 @@ def _observed(
     return entry
 
 
-def _concluded(
+def concluded(
     entry: LiveProofStatus, report: ProofReport, *, sentence: str, now: datetime
 ) -> LiveProofStatus:
+    """Return a proof with its verdict."""
     required = entry.rule.model_copy(update={"mode": LiveProofMode.REQUIRED})
     return entry.model_copy(
         update={
@@ -248,7 +249,7 @@ def _concluded(
 
 def _without_verdict(entry: LiveProofStatus, sentence: str, *, now: datetime) -> LiveProofStatus:
     report = ProofReport(verdict=Verdict.NOT_CONCLUDED, reason=ProofReason.INTERRUPTED)
-    return _concluded(entry, report, sentence=sentence, now=now)
+    return concluded(entry, report, sentence=sentence, now=now)
 
 
 def _deadline(entry: LiveProofStatus) -> datetime:

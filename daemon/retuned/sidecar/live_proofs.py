@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -26,11 +26,14 @@ from retuned.node.live_proof import (
     report_in,
 )
 from retuned.node.order_store import StoredOrder, latest
+from retuned.node.sentinel import DAY
 from retuned.node.service_levels import lacks_levels, levels_of
+from retuned.ports import Stored
 from retuned.sidecar.context import Context
 from retuned.sidecar.reports import is_about_us
 from retuned.stages.swap import SwapKind, SwapOrder
 from retuned.stages.watch import proof
+from retuned.stages.watch.proof.records import MAX_PAIRS
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +51,7 @@ _NAME = 200
 def prove(ctx: Context, stop: threading.Event) -> None:
     """Prove the swaps that the operator asks for, until each has a verdict or `stop` is set."""
     switch_on(ctx)
-    for kept in _in_force(ctx):
+    for kept in in_force(ctx):
         if stop.is_set() or ctx.live_steps is None:
             return
         asked = _asked(ctx, kept.order.id)
@@ -75,12 +78,19 @@ def switch_on(ctx: Context) -> None:
     """Switch on swaps that a proof has left off and that the operator keeps."""
     wanted = {
         (kept.order.definition, kept.order.artifact)
-        for kept in _in_force(ctx)
+        for kept in in_force(ctx)
         if kept.order.id in ctx.standing.named
         and _asked(ctx, kept.order.id) is None
         and ctx.store.get(LIVE_PROOF, kept.order.id) is not None
+        and not _harms(ctx, kept.order.id)
     }
     node_proof.switch_on(ctx.swapper, wanted)
+
+
+def _harms(ctx: Context, order: str) -> bool:
+    """Whether the newest day of a sentinel has shown harm: its rollback comes."""
+    days = days_of(ctx, order)
+    return bool(days) and days[-1].phase == str(proof.Verdict.HARMS)
 
 
 def unavailable(ctx: Context) -> tuple[str, bool]:
@@ -137,6 +147,7 @@ def post(ctx: Context) -> None:
         unavailable=reason,
         temporary=temporary,
         levels=levels_seen(ctx),
+        days=tuple(_days(ctx, pairs=_pairs(proofs))),
         engine=ctx.live_steps.engine()[:_NAME] if ctx.live_steps is not None else "",
         proofs=proofs,
     )
@@ -173,7 +184,8 @@ class _Record(StoredProof):
             log.info("%s: %s (%s)", self._order.definition, report.verdict, report.reason)
 
 
-def _in_force(ctx: Context) -> list[StoredOrder]:
+def in_force(ctx: Context) -> list[StoredOrder]:
+    """Return the swaps that the server runs."""
     return [
         kept
         for kept in latest(ctx.store).values()
@@ -182,14 +194,43 @@ def _in_force(ctx: Context) -> list[StoredOrder]:
 
 
 def _asked(ctx: Context, order: str) -> ProofOrder | None:
-    return next((each for each in ctx.standing.proofs if each.order == order), None)
+    return next((e for e in ctx.standing.proofs if e.order == order and not e.sentinel), None)
 
 
 def _reported(ctx: Context, asked: ProofOrder) -> PodProof | None:
-    """Return what is known of a proof; None before it began."""
-    record = ctx.store.get(LIVE_PROOF, asked.order)
-    if record is None:
-        return None
+    """Return what is known of a proof; None before it began, or of a sentinel."""
+    record = None if asked.sentinel else ctx.store.get(LIVE_PROOF, asked.order)
+    return None if record is None else _pod_proof(asked, record)
+
+
+def asked_day(ctx: Context, order: str) -> ProofOrder | None:
+    """Return what the operator asks for of the sentinel of an order; None if it asks for none."""
+    return next((e for e in ctx.standing.proofs if e.order == order and e.sentinel), None)
+
+
+def days_of(ctx: Context, order: str) -> list[Stored]:
+    """Return the days of the sentinel of an order, oldest first."""
+    found = (ctx.store.get(DAY, id) for id in ctx.store.ids(DAY, prefix=f"{order}/"))
+    return [each for each in found if each is not None]
+
+
+def _days(ctx: Context, *, pairs: int) -> Iterator[PodProof]:
+    """Yield the newest day of each sentinel that has ended, as far as a post has room for pairs."""
+    for asked in (each for each in ctx.standing.proofs if each.sentinel):
+        ended = [each for each in days_of(ctx, asked.order) if each.phase != PROVING]
+        day = _pod_proof(asked, ended[-1]) if ended else None
+        if day is None or pairs + day.pairs > MAX_PAIRS:
+            continue
+        pairs += day.pairs
+        yield day
+
+
+def _pairs(proofs: Iterable[PodProof]) -> int:
+    return sum(each.pairs for each in proofs if each.claim is not None)
+
+
+def _pod_proof(asked: ProofOrder, record: Stored) -> PodProof | None:
+    """Return the report of a stored proof; None if the record cannot be understood."""
     report, state = report_in(record), record.body["state"]
     try:
         return PodProof(

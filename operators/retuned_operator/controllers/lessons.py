@@ -75,6 +75,9 @@ def against(
     TemporaryError
         As `in_force`.
     """
+    known = in_force(world, target)
+    if not known:
+        return None
     claim = SwapClaim(
         definition=experiment.spec.kernel.name,
         guard=win.verdict.guard,
@@ -85,7 +88,7 @@ def against(
             engine=_engine_of(world, target),
         ),
     )
-    return lesson_against(in_force(world, target), claim)
+    return lesson_against(known, claim)
 
 
 def is_unlearned(resource: SwapProposal) -> bool:

@@ -30,7 +30,6 @@ from retuned.contract import Digest
 from retuned.errors import TemporaryError
 from retuned.ports import Swapper
 from retuned.runtime_client.fake import FakeSwapper
-from retuned.sidecar import live_proofs
 from retuned.sidecar.artifacts import Artifacts
 from retuned.sidecar.key_pinning import PinnedKeys
 from retuned.sidecar.main import Sidecar
@@ -52,6 +51,7 @@ from retuned.stages.watch.proof.records import MAX_PAIRS
 from retuned.store.keys import Ed25519Notary
 from retuned_operator.agent_api.artifacts import bundle_of, pieces
 from retuned_operator.agent_api.requests import MAX_BYTES
+from retuned_operator.kube.resources import PODS
 from retuned_operator.schema import ProposalPhase as P
 
 OPEN = datetime(2026, 3, 3, 0, 30, tzinfo=UTC)
@@ -340,7 +340,7 @@ class ProvingPod(PodWorld):
         self.turn(0.0)
         if self.server.slots()[0].active is not None:
             self.server.counts[KERNEL] = dict(CLEAN)
-        live_proofs.prove(self.ctx, threading.Event())
+        self.sidecar.prove(threading.Event())
 
 
 class ProvingAgent(Agent):
@@ -367,6 +367,12 @@ class ProvingCluster(Cluster):
     def sidecars(self) -> None:
         for pod in self.pods.values():
             pod.work()
+
+    def stop_pod(self, name: str) -> None:
+        """Let a pod go."""
+        pod = self.pods.pop(name)
+        del self.servers[pod.operator.pod.uid]
+        self.remove(PODS, name)
 
     def serving(self) -> set[str | None]:
         """Return what the launches of all servers run."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.stages.watch_proof.blocks import SHORT, Run, slower
 
 from retuned.stages.watch.proof import (
+    DAY_S,
     Interrupted,
     PairKind,
     PairResult,
@@ -24,8 +25,10 @@ from retuned.stages.watch.proof import (
     Tick,
     Verdict,
     VoidReason,
+    begin_again,
     next_pair,
     replay,
+    replay_day,
     step,
 )
 
@@ -242,3 +245,42 @@ def test_a_report_is_final_only_as_the_pairs_are() -> None:
         ProofReason.FEW_STEPS,
         False,
     )
+
+
+def day(by: float, pairs: int, *, seed: int = 1) -> tuple[ProofState, ProofSettings]:
+    """Return a day of a sentinel with so many pairs, after a proof."""
+    rule = SHORT.model_copy(update={"long_blocks": 0, "max_duration_s": DAY_S})
+    run = Run(SHORT, seed=seed)
+    run.pilot()
+    run.until_done(slower(-0.03))
+    began_s = run.state.began_s
+    run.state = begin_again(run.state, rule, at_s=began_s, sentinel=True)
+    for _ in range(pairs):
+        if not run.state.done:
+            run.pair(slower(by))
+    return step(run.state, Tick(at_s=began_s + DAY_S)), rule
+
+
+@pytest.mark.parametrize(("by", "pairs"), [(-0.03, 20), (0.08, 20), (0.0, 3), (0.0, 0)])
+def test_a_day_of_a_sentinel_is_computed_again(by: float, pairs: int) -> None:
+    state, rule = day(by, pairs)
+    assert state.report is not None
+    assert (state.report.verdict is Verdict.HARMS) is (by > 0.0)
+    found = replay_day(claim_of(state), rule)
+    assert found.model_copy(update={"seconds": 0.0}) == state.report.model_copy(
+        update={"seconds": 0.0}
+    )
+
+
+def test_harm_that_the_pairs_of_a_day_do_not_show_is_refused() -> None:
+    state, rule = day(0.0, 6)
+    lie = claim_of(state, verdict=Verdict.HARMS, reason=ProofReason.SLOWER)
+    with pytest.raises(ValueError, match="its pairs lead to"):
+        replay_day(lie, rule)
+
+
+def test_a_day_without_the_sham_pairs_of_a_proof_is_refused() -> None:
+    state, rule = day(0.08, 20)
+    few = tuple(pair for pair in state.pairs if not pair.sham)
+    with pytest.raises(ValueError, match="0 sham pairs"):
+        replay_day(claim_of(state, pairs=few), rule)

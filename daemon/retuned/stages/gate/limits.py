@@ -146,7 +146,8 @@ class LiveProof(PolicyModel):
     sentinel: float = Field(default=0.008, ge=0.0, le=0.1)
     """Share of time in which a promoted swap is switched off to measure it; 0 ends that.
 
-    One pair of blocks of 10 s runs at a random moment of each period. On one machine only."""
+    One pair of blocks of 10 s runs at a random moment of each period. In a cluster one pod of each
+    environment is measured."""
     slo: ServiceLevels = ServiceLevels()
     """Service levels that the server must meet while a swap is measured."""
     windows: tuple[ProofWindow, ...] = Field(default=(), max_length=64)

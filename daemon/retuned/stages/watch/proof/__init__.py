@@ -50,7 +50,7 @@ from retuned.stages.watch.proof.records import (
     percent_of,
     settings_of,
 )
-from retuned.stages.watch.proof.replay import replay
+from retuned.stages.watch.proof.replay import replay, replay_day
 from retuned.stages.watch.proof.report import (
     Consequence,
     consequence,
@@ -63,6 +63,7 @@ from retuned.stages.watch.proof.sentinel import (
     SentinelAction,
     SentinelPlan,
     action_of,
+    day_settings,
     is_over,
     next_plan,
 )
@@ -128,6 +129,7 @@ __all__ = [
     "columns_of",
     "consequence",
     "course",
+    "day_settings",
     "effect_so_far",
     "forecast",
     "is_over",
@@ -138,6 +140,7 @@ __all__ = [
     "percent_of",
     "predict",
     "replay",
+    "replay_day",
     "settings_of",
     "settle_account",
     "step",

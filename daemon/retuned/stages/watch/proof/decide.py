@@ -235,7 +235,7 @@ def _pair(state: ProofState, event: PairMeasured) -> ProofState:
     if result.void is not None:
         return state
     state = _refit(with_bet(state, result), kept)
-    judge = {Phase.SHORT: judge_short, Phase.LONG: judge_long, Phase.SENTINEL: _judge_sentinel}
+    judge = {Phase.SHORT: judge_short, Phase.LONG: judge_long, Phase.SENTINEL: judge_sentinel}
     return judge[state.phase](state, at_s=event.at_s)
 
 
@@ -431,7 +431,7 @@ def _provisional(state: ProofState, *, at_s: float) -> ProofState:
 
 def judge_long(state: ProofState, *, at_s: float) -> ProofState:
     """Withdraw `helps` if long blocks show harm, and make it final after the last of them."""
-    state = _judge_sentinel(state, at_s=at_s)
+    state = judge_sentinel(state, at_s=at_s)
     if state.done:
         return state
     pairs = state.of(PairKind.LONG)
@@ -449,7 +449,7 @@ def judge_long(state: ProofState, *, at_s: float) -> ProofState:
     return ended(state, Verdict.HELPS, reason, at_s=at_s)
 
 
-def _judge_sentinel(state: ProofState, *, at_s: float) -> ProofState:
+def judge_sentinel(state: ProofState, *, at_s: float) -> ProofState:
     """End the proof if long blocks show harm."""
     harm = _guardrail(state, PairKind.LONG)
     if harm is None and state.capitals.long_slower.log_e >= state.settings.log_bound:

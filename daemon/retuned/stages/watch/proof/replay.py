@@ -8,6 +8,7 @@ from retuned.stages.watch.proof.decide import (
     ended,
     judge_long,
     judge_pilot,
+    judge_sentinel,
     judge_short,
     with_bet,
 )
@@ -30,6 +31,11 @@ from retuned.stages.watch.proof.state import Phase, ProofState
 _OF_THE_PILOT = (ProofReason.NOT_SWITCHABLE, ProofReason.INSTRUMENT_BROKEN)
 _SHORTEST_S, _LONGEST_S = 1e-6, 1e6
 """Bounds of what a node may report of one block."""
+_JUDGES = {
+    Phase.SHORT: judge_short,
+    Phase.LONG: judge_long,
+    Phase.SENTINEL: judge_sentinel,
+}
 _SPARE_PAIRS = 200
 """Pairs that restarts may have cut short."""
 
@@ -53,7 +59,37 @@ def replay(claim: ProofClaim, settings: ProofSettings) -> ProofReport:
         If the claim does not follow from its pairs, with what contradicts it.
     """
     _check(claim, settings)
-    state = _pilot_of(claim, settings)
+    return _of_pairs(_pilot_of(claim, settings), claim)
+
+
+def replay_day(claim: ProofClaim, settings: ProofSettings) -> ProofReport:
+    """Return the report that follows from a node's pairs of one day of a sentinel.
+
+    The sham pairs are those of the proof that let the swap stay; their pilot is over.
+
+    Parameters
+    ----------
+    claim
+        What the node reports; untrusted.
+    settings
+        Settings of a day under which the node was asked to measure.
+
+    Raises
+    ------
+    ValueError
+        As `replay`.
+    """
+    _check(claim, settings)
+    state = _shams_of(claim, settings)
+    count = len(state.of(PairKind.SHAM))
+    if count < settings.least_pilot_pairs:
+        raise ValueError(f"it has {count} sham pairs")
+    update = {"phase": Phase.SENTINEL, "pilot_ended_s": 0.0}
+    return _of_pairs(state.model_copy(update=update), claim)
+
+
+def _of_pairs(state: ProofState, claim: ProofClaim) -> ProofReport:
+    """Return the report after the pairs of a claim that are not sham."""
     for pair in (each for each in claim.pairs if not each.sham):
         if state.done:
             raise ValueError(f"pair {pair.number} comes after a verdict")
@@ -88,31 +124,37 @@ def _check(claim: ProofClaim, settings: ProofSettings) -> None:
 
 def _pilot_of(claim: ProofClaim, settings: ProofSettings) -> ProofState:
     """Return the state after the pilot of a claim."""
+    state = _shams_of(claim, settings)
+    count = len(state.of(PairKind.SHAM))
+    shams = len(state.pairs)
+    if count >= settings.least_pilot_pairs:
+        state = state.model_copy(update={"phase": Phase.SHORT, "pilot_ended_s": 0.0})
+        complete = count >= settings.pilot_pairs or len(claim.pairs) > shams
+        complete = complete or claim.reason in _OF_THE_PILOT
+        return judge_pilot(state, at_s=0.0) if complete else state
+    if len(claim.pairs) > shams:
+        raise ValueError(f"its pilot has {count} pairs")
+    return state
+
+
+def _shams_of(claim: ProofClaim, settings: ProofSettings) -> ProofState:
+    """Return the state with the sham pairs of a claim alone."""
     shams = [pair if pair.void else _again(pair, scale=0.0) for pair in claim.pairs if pair.sham]
     scale = scale_of([pair.d for pair in shams if pair.d is not None], ())
     pairs = tuple(pair if pair.void else pair.model_copy(update={"scale": scale}) for pair in shams)
-    state = ProofState(settings=settings, began_s=0.0, pairs=pairs, pilot_huge=claim.pilot_huge)
-    count = len(state.of(PairKind.SHAM))
-    if count >= settings.least_pilot_pairs:
-        state = state.model_copy(update={"phase": Phase.SHORT, "pilot_ended_s": 0.0})
-        complete = count >= settings.pilot_pairs or len(claim.pairs) > len(pairs)
-        complete = complete or claim.reason in _OF_THE_PILOT
-        return judge_pilot(state, at_s=0.0) if complete else state
-    if len(claim.pairs) > len(pairs):
-        raise ValueError(f"its pilot has {count} pairs")
-    return state
+    return ProofState(settings=settings, began_s=0.0, pairs=pairs, pilot_huge=claim.pilot_huge)
 
 
 def _replayed(state: ProofState, pair: PairResult) -> ProofState:
     if pair.void is not None:
         return state.model_copy(update={"pairs": (*state.pairs, pair)})
-    if pair.kind is not KINDS[state.phase]:
+    if state.phase not in _JUDGES or pair.kind is not KINDS[state.phase]:
         raise ValueError(f"pair {pair.number} is {pair.kind} in the {state.phase} phase")
     if min(pair.on.steps, pair.off.steps) < state.settings.least_counted:
         raise ValueError(f"pair {pair.number} has too few steps")
     result = _again(pair, scale=next_scale(state))
     state = with_bet(state.model_copy(update={"pairs": (*state.pairs, result)}), result)
-    return (judge_short if state.phase is Phase.SHORT else judge_long)(state, at_s=0.0)
+    return _JUDGES[state.phase](state, at_s=0.0)
 
 
 def _again(pair: PairResult, *, scale: float) -> PairResult:
