@@ -419,6 +419,8 @@ def test_a_promoted_swap_is_measured_and_nothing_is_reported_before_its_day_ends
     assert (day.order, day.epoch) == (ORDER.id, ORDER.epoch)
     assert day.claim is not None
     assert replay_day(day.claim, day_settings(asked().rule)).verdict == day.claim.verdict
+    world.clock.advance(2 * 3600.0)
+    assert world.posted().days == (), "the operator has it"
 
 
 def test_a_swap_whose_day_harmed_stays_off_until_its_rollback_comes(world: Pod) -> None:
@@ -431,6 +433,8 @@ def test_a_swap_whose_day_harmed_stays_off_until_its_rollback_comes(world: Pod) 
     claim = world.posted().days[0].claim
     assert claim is not None
     assert claim.verdict == "harms"
+    world.clock.advance(2 * 3600.0)
+    assert len(world.posted().days) == 1, "harm is reported until its rollback"
     assert world.is_off()
     world.turn()
     world.prove()

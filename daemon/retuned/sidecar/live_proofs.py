@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import timedelta
 from typing import Any
 
 from pydantic import ValidationError
@@ -44,6 +45,7 @@ _READ_S = 60.0
 """How long an answer holds that service levels can be read, seconds: a page may have megabytes."""
 
 
+_REPORTED = timedelta(hours=1)
 _NAME = 200
 """Longest name of an engine: a lesson has it."""
 
@@ -89,8 +91,9 @@ def switch_on(ctx: Context) -> None:
 
 def _harms(ctx: Context, order: str) -> bool:
     """Whether the newest day of a sentinel has shown harm: its rollback comes."""
-    days = days_of(ctx, order)
-    return bool(days) and days[-1].phase == str(proof.Verdict.HARMS)
+    harms = str(proof.Verdict.HARMS)
+    days = ctx.store.ids(DAY, prefix=f"{order}/")
+    return bool(days) and days[-1] in ctx.store.ids(DAY, phase=harms, prefix=f"{order}/")
 
 
 def unavailable(ctx: Context) -> tuple[str, bool]:
@@ -208,17 +211,25 @@ def asked_day(ctx: Context, order: str) -> ProofOrder | None:
     return next((e for e in ctx.standing.proofs if e.order == order and e.sentinel), None)
 
 
-def days_of(ctx: Context, order: str) -> list[Stored]:
-    """Return the days of the sentinel of an order, oldest first."""
-    found = (ctx.store.get(DAY, id) for id in ctx.store.ids(DAY, prefix=f"{order}/"))
-    return [each for each in found if each is not None]
+def days_of(ctx: Context, order: str) -> Iterator[Stored]:
+    """Yield the days of the sentinel of an order, newest first, each read when it is needed."""
+    for id in reversed(ctx.store.ids(DAY, prefix=f"{order}/")):
+        stored = ctx.store.get(DAY, id)
+        if stored is not None:
+            yield stored
 
 
 def _days(ctx: Context, *, pairs: int) -> Iterator[PodProof]:
-    """Yield the newest day of each sentinel that has ended, as far as a post has room for pairs."""
+    """Yield the newest day of each sentinel that has ended, as far as a post has room for pairs.
+
+    The operator writes it into a status, so that a day without harm is reported for an hour only.
+    """
+    now, harms = ctx.clock.now(), str(proof.Verdict.HARMS)
     for asked in (each for each in ctx.standing.proofs if each.sentinel):
-        ended = [each for each in days_of(ctx, asked.order) if each.phase != PROVING]
-        day = _pod_proof(asked, ended[-1]) if ended else None
+        ended = next((e for e in days_of(ctx, asked.order) if e.phase != PROVING), None)
+        if ended is None or (ended.phase != harms and now - ended.updated_at > _REPORTED):
+            continue
+        day = _pod_proof(asked, ended)
         if day is None or pairs + day.pairs > MAX_PAIRS:
             continue
         pairs += day.pairs

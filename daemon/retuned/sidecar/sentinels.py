@@ -69,11 +69,13 @@ class _Swap:
         return _Day(self._ctx, self._order, id=f"{self._order.id}/{sentinel.day_id(plan)}")
 
     def earlier(self) -> proof.ProofState | None:
-        days = live_proofs.days_of(self._ctx, self._order.id)
+        for day in live_proofs.days_of(self._ctx, self._order.id):
+            state = _state(day)
+            if state is not None and state.fit is not None:
+                return state
         first = self._ctx.store.get(LIVE_PROOF, self._order.id)
-        known = (*reversed(days), *([first] if first is not None else []))
-        states = (_state(each) for each in known if each is not first or each.phase != PROVING)
-        return next((each for each in states if each is not None and each.fit is not None), None)
+        state = None if first is None or first.phase == PROVING else _state(first)
+        return state if state is not None and state.fit is not None else None
 
     def may_begin(self) -> bool:
         return live_proofs.asked_day(self._ctx, self._order.id) is not None
