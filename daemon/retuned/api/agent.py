@@ -64,6 +64,7 @@ Short = Annotated[str, Field(max_length=300)]
 Traceparent = Annotated[str, Field(max_length=64)]
 Gpus = Annotated[tuple[GpuObservation, ...], Field(max_length=MAX_GPUS)]
 AxisName = Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")]
+EngineName = Annotated[str, Field(max_length=200)]
 OrderId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9:._-]+$")]
 
 
@@ -289,7 +290,7 @@ class ProofPost(AgentMessage):
     """Whether the server only does not answer now, or has not begun its first step."""
     levels: LevelsState = LevelsState.ABSENT
     """Whether service levels of the server can be read, which `LiveProof.slo` needs."""
-    engine: Short = ""
+    engine: EngineName = ""
     """Name and version of the server's engine; empty if unknown."""
     proofs: tuple[PodProof, ...] = Field(default=(), max_length=MAX_PROOFS)
     days: tuple[PodProof, ...] = Field(default=(), max_length=MAX_PROOFS)

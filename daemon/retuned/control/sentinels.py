@@ -13,16 +13,17 @@ from datetime import datetime
 from retuned.api.agent import MAX_PROOFS, ProofOrder
 from retuned.api.proposal import LiveProofStatus, PodState, ProposalPhase, SwapProposal
 from retuned.control.facts import MeasuredFact, PodFact
-from retuned.control.lessons import report_of
 from retuned.control.live_proofs import concluded, proof_orders
 from retuned.control.orders import order_for
 from retuned.control.proposal_step import ProposalStep
 from retuned.stages.gate import LiveProof, LiveProofMode
 from retuned.stages.watch import Consequence
-from retuned.stages.watch.proof import Phase, Verdict, keeps
+from retuned.stages.watch.proof import Phase, ProofReason, ProofReport, Verdict, keeps
 
 CAUSE = "sentinel"
 """Reason codes of a rollback begin with it."""
+_HARM = ProofReport(verdict=Verdict.HARMS, reason=ProofReason.SLOWER)
+"""A day of harm; what follows does not depend on its reason."""
 _ASKED = str(Phase.SENTINEL)
 
 
@@ -64,7 +65,7 @@ def measured(sentinels: Iterable[LiveProofStatus], *, rule: LiveProof | None) ->
         return MeasuredFact()
     if rule is None:
         return MeasuredFact(consequence=Consequence.WAIT)
-    if rule.mode is LiveProofMode.OFF or keeps(report_of(harm), rule, kept=True):
+    if rule.mode is LiveProofMode.OFF or keeps(_HARM, rule, kept=True):
         return MeasuredFact()
     return MeasuredFact(
         consequence=Consequence.REVERT,

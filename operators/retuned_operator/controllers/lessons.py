@@ -6,6 +6,8 @@ look at the proposal, so that an operator that was killed between both loses non
 
 from __future__ import annotations
 
+import logging
+
 from retuned.api.target import LearnedLesson
 from retuned.control import lessons as rule
 from retuned.stages.proposal import (
@@ -26,6 +28,8 @@ from retuned_operator.schema import (
     TuningTargetStatus,
 )
 
+log = logging.getLogger(__name__)
+
 _SHOWN = 64
 """Lessons in a target's status, the newest."""
 _SENTENCE = 1000
@@ -41,12 +45,13 @@ def teach(resource: SwapProposal, *, ledger: Ledger, reports: Reports) -> None:
     """
     for entry in rule.teaching(resource):
         table = ledger.table(resource.spec.artifact.digest)
-        lesson = rule.learned(
-            resource,
-            entry,
-            made_from=None if table is None else table.solution,
-            engine=_engine(reports, entry.uid),
-        )
+        made_from = None if table is None else table.solution
+        engine = _engine(reports, entry.uid)
+        try:
+            lesson = rule.learned(resource, entry, made_from=made_from, engine=engine)
+        except ValueError as error:  # a status of another release: nobody is stopped by it
+            log.error("%s: a proof teaches nothing: %s", resource.metadata.name, error)
+            continue
         id = f"{lesson.proposal}/{entry.uid}/{entry.epoch}"
         ledger.teach(lesson, id=id, target=resource.target)
 

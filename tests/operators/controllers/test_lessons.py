@@ -15,7 +15,7 @@ from tests.operators.controllers.test_trials import another
 
 from retuned.errors import TemporaryError
 from retuned.stages.proposal import Lesson, LessonKind
-from retuned_operator.kube.resources import TARGETS
+from retuned_operator.kube.resources import PROPOSALS, TARGETS
 from retuned_operator.schema import ExperimentPhase as E
 from retuned_operator.schema import ProposalPhase as P
 from retuned_operator.schema import SwapProposal
@@ -160,3 +160,18 @@ def test_an_operator_that_dies_between_verdict_and_lesson_keeps_the_lesson_later
     for _ in range(5):
         cluster.turn()
     assert len(lessons(cluster)) == 1
+
+
+def test_a_verdict_of_another_release_teaches_nothing_and_stops_nobody() -> None:
+    cluster = proven(0.0)
+    cluster.ledger.learned.clear()
+    (proposal,) = cluster.proposals()
+    status = proposal.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    for each in status["liveProofs"]:
+        each["reason"] = "of-another-release"
+    name = proposal.metadata.name
+    cluster.change(PROPOSALS, name, {"status": status}, subresource="status")
+    for _ in range(3):
+        cluster.turn()
+    assert cluster.operator.errors == []
+    assert lessons(cluster) == []
