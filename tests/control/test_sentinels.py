@@ -130,6 +130,8 @@ def test_where_it_is_observed_harm_is_kept_and_reported() -> None:
     fleet.days = {entry.uid: HARMS}
     assert fleet.look(name)[0].verdict == "harms"
     assert fleet.proposals[name].status.phase is P.PROMOTED
+    fleet.days = {entry.uid: HELPS}
+    assert fleet.look(name)[0].verdict == "helps", "the next day is reported as well"
 
 
 def test_a_rule_that_cannot_be_read_makes_harm_wait() -> None:

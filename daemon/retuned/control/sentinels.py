@@ -32,7 +32,7 @@ def observed(
 ) -> tuple[LiveProofStatus, ...]:
     """Return the sentinels of a proposal with the newest day that the pods report.
 
-    A day of harm stays: the pod no longer reports it after the rollback.
+    A day of harm that rolls a swap back stays, whatever the pod reports later.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def observed(
     """
     facts = {pod.uid: pod for pod in pods}
     return tuple(
-        each if each.verdict == Verdict.HARMS else _observed(each, facts.get(each.uid), now=now)
+        each if _withdraws(each) else _observed(each, facts.get(each.uid), now=now)
         for each in resource.status.sentinels
     )
 
@@ -132,6 +132,10 @@ def sentinel_orders(uid: str, proposals: Iterable[SwapProposal]) -> Iterator[Pro
                 rule=each.rule,
                 sentinel=True,
             )
+
+
+def _withdraws(entry: LiveProofStatus) -> bool:
+    return entry.verdict == Verdict.HARMS and entry.rule.mode is LiveProofMode.REQUIRED
 
 
 def _observed(entry: LiveProofStatus, pod: PodFact | None, *, now: datetime) -> LiveProofStatus:

@@ -49,7 +49,7 @@ def teach(resource: SwapProposal, *, ledger: Ledger, reports: Reports) -> None:
         engine = _engine(reports, entry.uid)
         try:
             lesson = rule.learned(resource, entry, made_from=made_from, engine=engine)
-        except ValueError as error:  # a status of another release: nobody is stopped by it
+        except ValueError as error:  # a status of another release: other lessons count
             log.error("%s: a proof teaches nothing: %s", resource.metadata.name, error)
             continue
         id = f"{lesson.proposal}/{entry.uid}/{entry.epoch}"
