@@ -257,8 +257,8 @@ class Settings(BaseModel):
 
     server_metrics_url: str = Field(default="", max_length=2000)
     """Address of the Prometheus metrics of the server, such as `http://127.0.0.1:8000/metrics`.
-    `spec.liveProof.slo` of a policy needs it. Without it the daemon proves no swap that has such
-    bounds."""
+    `spec.liveProof.slo` of a policy needs it. Without it no swap that has such bounds is proven. In
+    a pod the injection sets it."""
 
     evolve_url: str = Field(default="", max_length=2000)
     """Base address of an OpenAI-compatible endpoint, such as `https://host/v1`, that writes

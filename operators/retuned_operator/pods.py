@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from retuned.api.agent import ProofOrder
 from retuned.contract import Digest
-from retuned.control.live_proofs import proof_orders
 from retuned.control.orders import desired_orders
+from retuned.control.sentinels import all_orders
 from retuned.control.step_spans import last_span
 from retuned.errors import TemporaryError, UnreadableInput
 from retuned.stages.swap import SwapOrder
@@ -80,7 +80,7 @@ class CachedFleet:
 
     def proofs(self, pod: PodRecord) -> Sequence[ProofOrder]:
         """Return the swaps that a pod is to prove; see `Fleet.proofs`."""
-        return proof_orders(pod.uid, self._proposals(pod))
+        return all_orders(pod.uid, self._proposals(pod))
 
     def _proposals(self, pod: PodRecord) -> Sequence[SwapProposal]:
         bodies = self._caches.by(PROPOSALS, BY_TARGET, pod.target)

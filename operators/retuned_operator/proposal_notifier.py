@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from retuned.api.proposal import ProposalPhase, Step
+from retuned.control import sentinels
 from retuned.errors import UnreadableInput
 from retuned.notify import messages
 from retuned.notify.messages import Notice, Place
@@ -113,8 +114,14 @@ class ProposalNotifier:
                 if phase is not ProposalPhase.ROLLED_BACK:
                     yield messages.swapped(record, place=self._place, now=now)
                     continue
+                why = why_of(found)
                 yield messages.rolled_back(
-                    record, why=why_of(found), number=1, place=self._place, now=now
+                    record,
+                    why=why,
+                    pages=why.startswith(f"{sentinels.CAUSE}-"),
+                    number=1,
+                    place=self._place,
+                    now=now,
                 )
 
     def _in(

@@ -1,8 +1,9 @@
 """What experiments cost and swaps saved in a cluster, added up as windows and results come.
 
 A window counts for a swap where its pod says that it has had the swap since before the window
-began; a pod counts with all its accelerators. What was taken back is noted for good, because
-objects may be deleted later.
+began; a pod counts with all its accelerators. What was taken back, and what a live proof has shown,
+is noted for good, because objects may be deleted later. A proof counts for the windows of servers
+in the environment of its pod; other windows remain a claim of the experiment.
 
 What was spent and saved, written where people with a kubeconfig find it.
 """
@@ -15,13 +16,16 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Protocol
 
+from pydantic import ValidationError
+
 from retuned.api.agent import ProfileReport
-from retuned.api.proposal import PodState, ProposalPhase
+from retuned.api.proposal import LiveProofStatus, PodState, ProposalPhase
 from retuned.control.experiment import HELPERS
 from retuned.errors import RetunedError, UnreadableInput
 from retuned.ports import Store
 from retuned.stages.profile import WorkloadProfile
-from retuned.stages.watch import Account, of_all_gpus
+from retuned.stages.watch import SIZED, Account, of_all_gpus
+from retuned.stages.watch.proof import EffectInterval
 from retuned.store.savings import Savings
 from retuned_operator.agent_api.ports import PodRecord
 from retuned_operator.controllers.ports import BY_PHASE, BY_TARGET, Caches, Kernels
@@ -35,6 +39,8 @@ log = logging.getLogger(__name__)
 
 BACK = "taken-back"
 """Kind of the records of swaps that were rolled back, by their proposal's uid: noted."""
+SHOWN = "live-effect"
+"""Kind of the records of what live proofs have shown, by proposal's uid and environment: noted."""
 _WENT_BACK = (
     ProposalPhase.ROLLING_BACK,
     ProposalPhase.ROLLBACK_FAILED,
@@ -42,6 +48,7 @@ _WENT_BACK = (
 )
 _WHOLE = (ProposalPhase.WATCHING, ProposalPhase.PROMOTED)
 """Every launch of a pod runs the variant; while a swap spreads, its hours do not count."""
+_SIZED = frozenset(map(str, SIZED))
 _MOST = 50
 """Experiments that are added at a time."""
 
@@ -79,10 +86,12 @@ class ClusterAccounts:
         target = self._target(pod.target)
         for found in self._in_force(pod, start) if target is not None else ():
             assert target is not None, "asked above"
+            environment = target.status.environment or ""
             gpu_ns = self._spent(profile, found, target)
             if not gpu_ns:
                 continue
             with self._store.transaction():
+                self._note_effect(found, environment)
                 self._savings.add(
                     found.metadata.uid,
                     target=found.target,
@@ -90,6 +99,8 @@ class ClusterAccounts:
                     speedup=found.spec.speedup,
                     month=start.strftime("%Y-%m"),
                     gpu_ns=of_all_gpus(gpu_ns, gpus=pod.gpus, traced=traced),
+                    server_ns=of_all_gpus(profile.gpu_time_ns, gpus=pod.gpus, traced=traced),
+                    environment=environment,
                 )
 
     def keep_up(self) -> None:
@@ -108,9 +119,32 @@ class ClusterAccounts:
 
     def accounts(self) -> tuple[Account, ...]:
         """Return what was spent and saved, newest month first."""
-        return self._savings.accounts(taken_back=set(self._store.ids(BACK)))
+        return self._savings.accounts(
+            taken_back=set(self._store.ids(BACK)), effects=self._effects()
+        )
 
     # --- within -----------------------------------------------------------------------------------
+
+    def _note_effect(self, found: SwapProposal, environment: str) -> None:
+        effect = shown_in(found.status.live_proofs, environment)
+        if effect is None:
+            return
+        id, body = f"{found.metadata.uid}/{environment}", effect.model_dump(mode="json")
+        known = self._store.get(SHOWN, id)
+        if known is None:
+            self._store.add(SHOWN, id, body, phase="noted")
+        elif dict(known.body) != body:
+            self._store.advance(SHOWN, id, expect="noted", to="noted", body=body)
+
+    def _effects(self) -> dict[tuple[str, str], EffectInterval]:
+        found = {}
+        for stored in self._store.list(SHOWN):
+            uid, _, environment = stored.id.partition("/")
+            try:
+                found[uid, environment] = EffectInterval.model_validate(stored.body)
+            except ValidationError as error:  # its windows remain a claim
+                log.error("the effect of %s cannot be understood: %s", stored.id, error)
+        return found
 
     def _in_force(self, pod: PodRecord, start: datetime) -> Iterator[SwapProposal]:
         for body in self._caches.by(PROPOSALS, BY_TARGET, pod.target) or ():
@@ -175,6 +209,29 @@ class ClusterAccounts:
             definition=experiment.spec.stage_plan().definition,
             months=months,
         )
+
+
+def shown_in(proofs: Iterable[LiveProofStatus], environment: str) -> EffectInterval | None:
+    """Return what live proofs have shown of a swap in an environment; None if nothing.
+
+    Of several proofs the one with the least gain counts.
+
+    Parameters
+    ----------
+    proofs
+        Of the proposal.
+    environment
+        Digest; empty if unknown, and then nothing was shown.
+    """
+    found = [
+        EffectInterval(effect=each.effect, low=each.low, high=each.high)
+        for each in proofs
+        if environment
+        and each.environment == environment
+        and each.verdict in _SIZED
+        and each.effect is not None
+    ]
+    return max(found, key=lambda each: each.effect, default=None)
 
 
 class Objects(Protocol):

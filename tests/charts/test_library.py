@@ -77,6 +77,9 @@ PODS: dict[str, Pod] = {
     ),
     "own-volumes": with_server(volumeMounts=[{"name": "cache", "mountPath": "/cache"}]),
     "named-target": pod(annotations={"retuned.dev/target": "chat"}),
+    "named-metrics": pod(
+        annotations={"retuned.dev/server-metrics-url": "http://127.0.0.1:30000/m"}
+    ),
     "several": pod(
         annotations={"retuned.dev/container": "second"},
         containers=[{"name": "first", "image": "a"}, {"name": "second", "image": "b"}],

@@ -11,6 +11,7 @@ import pytest
 from tests.operators import examples
 from tests.operators.world import World
 
+from retuned.api.agent import LevelsState
 from retuned.api.proposal import LiveProofStatus
 from retuned.control import RolloutFacts
 from retuned.control.facts import ProofFact
@@ -36,6 +37,7 @@ class Fleet(World):
         """Verdict of the pod with this uid."""
         self.unavailable: dict[str, str] = {}
         self.temporary = False
+        self.levels: dict[str, LevelsState] = {}
         self.older: set[str] = set()
         """Pods whose sidecar reports no live proofs."""
         self.environments: dict[str, str | None] = {}
@@ -56,6 +58,7 @@ class Fleet(World):
             fact = ProofFact(
                 unavailable=self.unavailable.get(pod.uid, ""),
                 temporary=self.temporary,
+                levels=self.levels.get(pod.uid, LevelsState.ABSENT),
                 epoch=orders[0].epoch if orders else 0,
                 phase=("done" if report else "short") if orders else "",
                 report=report,
@@ -257,6 +260,37 @@ def test_one_server_that_says_otherwise_goes_back_under_keep() -> None:
     fleet.unavailable = dict.fromkeys(fleet.pods, "several-servers")
     fleet.unavailable[next(iter(fleet.pods))] = "not-switchable"
     fleet.until(name, P.ROLLED_BACK)
+
+
+SLO: dict[str, Any] = {"slo": {"maxQueue": 4}}
+
+
+def test_a_server_whose_service_levels_are_not_known_goes_back_with_its_reason() -> None:
+    fleet = Fleet(**SLO)
+    name = fleet.begun()
+    fleet.until(name, P.ROLLED_BACK)
+    assert fleet.reason(name) == "live-proof-no-service-levels"
+    assert not fleet.target.status.quarantine
+    assert fleet.proofs(name) == ()
+
+
+def test_a_pod_that_reads_service_levels_proves_before_one_that_soon_may() -> None:
+    fleet = Fleet(pods=3, **SLO)
+    fleet.canary(3)
+    fleet.levels = {"u0": LevelsState.SILENT, "u1": LevelsState.READ}
+    name = fleet.begun()
+    fleet.until(name, P.PROVING)
+    assert [each.uid for each in fleet.proofs(name)] == ["u1"]
+
+
+def test_metrics_that_are_silent_for_a_while_take_no_swap_back() -> None:
+    fleet = Fleet(**SLO)
+    fleet.levels = dict.fromkeys(fleet.pods, LevelsState.SILENT)
+    name = fleet.begun()
+    fleet.until(name, P.PROVING)
+    assert len(fleet.proofs(name)) == 1
+    fleet.answers = lambda _: HELPS
+    fleet.until(name, P.PROMOTED)
 
 
 @pytest.mark.parametrize("older", [True, False])

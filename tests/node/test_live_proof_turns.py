@@ -53,6 +53,9 @@ class Server:
     def unavailable(self) -> str:
         return ""
 
+    def engine(self) -> str:
+        return "vllm 0.26.0"
+
     def begin(self) -> None: ...
     def end(self) -> None: ...
 

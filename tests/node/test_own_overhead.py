@@ -37,9 +37,6 @@ class Measured(Server):
     def rest(self, share: float) -> None:
         self.shares.append(share)
 
-    def engine(self) -> str:
-        return "vllm 0.26.0"
-
 
 class World:
     def __init__(self, folder: Path, effect: float) -> None:

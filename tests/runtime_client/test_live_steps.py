@@ -42,6 +42,16 @@ def test_a_server_that_marks_no_step_cannot_be_proven(live: ServerSteps) -> None
     assert live.unavailable() == ""
 
 
+def test_the_engine_is_known_after_a_look(
+    runtime: Runtime, live: ServerSteps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("retuned.runtime.core.host.engine", lambda: "vllm 0.33.0")
+    step()
+    assert live.engine() == ""
+    assert live.unavailable() == ""
+    assert live.engine() == "vllm 0.33.0"
+
+
 def test_labelled_steps_are_read_once_with_their_arm(runtime: Runtime, live: ServerSteps) -> None:
     step()
     live.begin()

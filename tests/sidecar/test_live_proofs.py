@@ -10,17 +10,26 @@ from typing import Any
 
 import pytest
 from tests.sidecar.sidecar_world import CLEAN, FIRST, PodWorld, back, swap
-from tests.standalone.test_live_proof_loop import Live
+from tests.standalone.test_live_proof_loop import Counts, Live
 
-from retuned.api.agent import PodProof, ProofOrder, ProofPost
+from retuned.api.agent import LevelsState, PodProof, ProofOrder, ProofPost
 from retuned.errors import CandidateError, Refused, TemporaryError
 from retuned.node.live_proof import LIVE_PROOF
+from retuned.node.sentinel import DAY
 from retuned.ports import SlotState
 from retuned.runtime_client.fake import FakeSwapper
 from retuned.sidecar import live_proofs
 from retuned.sidecar.main import Sidecar
 from retuned.stages.gate import LiveProof
-from retuned.stages.watch.proof import VoidReason, replay, settings_of
+from retuned.stages.watch.proof import (
+    DAY_S,
+    VoidReason,
+    day_settings,
+    replay,
+    replay_day,
+    settings_of,
+)
+from retuned.stages.watch.proof.service_level import Served
 
 ORDER = swap()
 
@@ -242,6 +251,11 @@ def test_a_server_that_does_not_answer_may_soon(world: Pod) -> None:
     assert world.posted().unavailable == ""
 
 
+def test_the_engine_of_the_server_is_reported(world: Pod) -> None:
+    world.live.built = "vllm 0.33.0"
+    assert world.posted().engine == "vllm 0.33.0"
+
+
 def test_a_sidecar_without_steps_says_so(tmp_path: Path) -> None:
     world = PodWorld(tmp_path)
     world.sidecar.tell()
@@ -287,3 +301,177 @@ def test_the_server_that_is_away_in_a_block_is_waited_for(world: Pod) -> None:
     world.live.lost = None
     world.prove()
     assert world.proof().claim is not None
+
+
+SLO: dict[str, Any] = {"slo": {"maxQueue": 4}}
+
+
+class Silent:
+    """Metrics that do not answer for a while."""
+
+    def __init__(self) -> None:
+        self.silent, self.reads = True, 0
+
+    def read(self) -> Served:
+        self.reads += 1
+        if self.silent:
+            raise TemporaryError("no answer", delay_s=1.0)
+        return Served(at_s=0.0, waiting=0.0)
+
+
+def counting(world: Pod, counts: Any) -> None:
+    """Let the sidecar read the server's metrics."""
+    world.sidecar = Sidecar(replace(world.ctx, service_counts=counts))
+
+
+def test_whether_service_levels_can_be_read_is_reported(world: Pod) -> None:
+    assert world.posted().levels is LevelsState.ABSENT
+    counts = Silent()
+    counting(world, counts)
+    assert world.posted().levels is LevelsState.SILENT
+    counts.silent = False
+    world.clock.advance(10.0)
+    assert world.posted().levels is LevelsState.READ
+    reads = counts.reads
+    world.clock.advance(30.0)
+    assert world.posted().levels is LevelsState.READ
+    assert counts.reads == reads, "a page that answered is not read again at once"
+
+
+def test_without_the_servers_metrics_no_proof_with_service_levels_begins(world: Pod) -> None:
+    ask(world, **SLO)
+    world.prove()
+    assert world.live.reads == 0
+    assert world.posted().proofs == ()
+    assert not world.is_off()
+
+
+def test_a_breach_pauses_the_proof_and_switches_the_swap_off(world: Pod) -> None:
+    world.live.effect = -0.04
+    began_s = world.live.now_s()
+    seen: list[bool] = []
+
+    def busy(at_s: float) -> bool:
+        hit = began_s + 70.0 < at_s < began_s + 90.0
+        if hit:
+            seen.append(world.is_off())
+        return hit
+
+    counting(world, Counts(world.live, busy))
+    ask(world, **SLO)
+    world.prove()
+    found = world.proof()
+    assert found.claim is not None
+    assert found.claim.verdict == "helps"
+    assert len(seen) > 10
+    assert all(seen[1:]), "while requests wait the original serves"
+
+
+def test_the_third_breach_ends_the_proof_and_its_report_is_accepted(world: Pod) -> None:
+    counting(world, Counts(world.live, lambda at_s: at_s % 72.0 > 69.0))
+    ask(world, **SLO)
+    world.prove()
+    found = world.proof()
+    assert found.claim is not None
+    assert (found.claim.verdict, found.claim.reason) == ("too-little-traffic", "slo-pressure")
+    assert replay(found.claim, settings_of(asked(**SLO).rule)).reason == "slo-pressure"
+    assert world.is_off()
+
+
+PERIOD_S = 1_250.0
+
+
+def measured(world: Pod, *, days: float = 0.0, **rule: Any) -> Pod:
+    """Return a pod whose proven swap the operator asks to measure, after some days."""
+    world.live.effect = -0.04
+    ask(world)
+    world.prove()
+    world.operator.prove(asked(**rule).model_copy(update={"sentinel": True}))
+    world.turn()
+    passes(world, days * DAY_S)
+    return world
+
+
+def passes(world: Pod, seconds: float) -> None:
+    until_s = world.clock.monotonic_s() + seconds
+    while world.clock.monotonic_s() < until_s:
+        world.clock.advance(200.0)
+        world.sidecar.prove(threading.Event())
+
+
+def pairs(world: Pod) -> list[dict[str, Any]]:
+    stored = world.ctx.store.list(DAY)
+    return [p for each in stored for p in each.body["state"]["pairs"] if p["kind"] == "long"]
+
+
+def test_a_promoted_swap_is_measured_and_nothing_is_reported_before_its_day_ends(
+    world: Pod,
+) -> None:
+    measured(world)
+    assert pairs(world) == []
+    passes(world, 6 * PERIOD_S)
+    assert 2 <= len(pairs(world)) <= 7
+    assert not world.is_off(), "it serves between the pairs"
+    assert world.posted().days == ()
+    world.clock.advance(DAY_S)
+    passes(world, PERIOD_S)
+    (day,) = world.posted().days
+    assert (day.order, day.epoch) == (ORDER.id, ORDER.epoch)
+    assert day.claim is not None
+    assert replay_day(day.claim, day_settings(asked().rule)).verdict == day.claim.verdict
+    world.clock.advance(2 * 3600.0)
+    assert world.posted().days == (), "the operator has it"
+
+
+def test_a_swap_whose_day_harmed_stays_off_until_its_rollback_comes(world: Pod) -> None:
+    measured(world)
+    world.live.effect = 0.08
+    for _ in range(40):
+        passes(world, PERIOD_S)
+        if world.posted().days:
+            break
+    claim = world.posted().days[0].claim
+    assert claim is not None
+    assert claim.verdict == "harms"
+    world.clock.advance(2 * 3600.0)
+    assert len(world.posted().days) == 1, "harm is reported until its rollback"
+    assert world.is_off()
+    world.turn()
+    world.prove()
+    assert world.is_off()
+    world.order(back(ORDER, epoch=3))
+    assert world.active() is None
+
+
+def test_a_sentinel_that_is_no_longer_asked_for_leaves_the_swap_on(world: Pod) -> None:
+    measured(world)
+    passes(world, 3 * PERIOD_S)
+    world.operator.prove()
+    world.turn()
+    before = pairs(world)
+    passes(world, 3 * PERIOD_S)
+    assert pairs(world) == before
+    assert not world.is_off()
+    assert world.posted().days == ()
+
+
+def test_a_sidecar_whose_proof_is_gone_measures_nothing(world: Pod) -> None:
+    world.operator.prove(asked().model_copy(update={"sentinel": True}))
+    world.turn()
+    passes(world, 3 * PERIOD_S)
+    assert pairs(world) == []
+    assert not world.is_off()
+
+
+def test_bounds_that_the_sidecar_cannot_read_end_the_sentinel(world: Pod) -> None:
+    measured(world, **SLO)
+    passes(world, 3 * PERIOD_S)
+    assert pairs(world) == []
+
+
+def test_a_breach_ends_the_pair_of_a_sentinel_and_leaves_the_swap_on(world: Pod) -> None:
+    counting(world, Counts(world.live, lambda _: True))
+    measured(world, **SLO)
+    passes(world, 4 * PERIOD_S)
+    assert all(each["void"] for each in pairs(world))
+    assert not world.is_off()

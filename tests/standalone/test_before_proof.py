@@ -21,6 +21,7 @@ from retuned.standalone import lessons, proposals, server_pace
 from retuned.standalone.context import RecordKind
 from retuned.standalone.daemon import Loop
 from retuned.standalone.proposals import DEFERRED
+from retuned.store.lessons import kept
 
 __all__ = ["live"]
 
@@ -115,7 +116,7 @@ def test_a_person_lifts_a_lesson_with_a_reason(world: World, live: Live) -> None
     assert lessons.lift(world.store, "other", who="ada", reason="r", at=now) == ()
     (lifted,) = lessons.lift(world.store, KERNEL, who="ada", reason="another model", at=now)
     assert lifted.experiment == experiment
-    assert lessons.in_force(world.store) == []
+    assert kept(world.store) == []
     told = world.store.events(id=experiment)[-1]
     assert (told.what, told.who) == ("live-proof-lesson-lifted", "ada")
     assert told.detail["reason"] == "another model"

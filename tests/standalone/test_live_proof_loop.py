@@ -45,6 +45,7 @@ class Live:
     world: World
     effect: float = 0.0
     reason: str = ""
+    built: str = ""
     lost: Exception | None = None
     silent: bool = False
     per_s: float = 50.0
@@ -61,6 +62,9 @@ class Live:
         if self.silent:
             raise TemporaryError("no answer", delay_s=1.0)
         return self.reason
+
+    def engine(self) -> str:
+        return self.built
 
     def begin(self) -> None:
         self.recording = True

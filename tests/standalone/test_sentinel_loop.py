@@ -13,8 +13,8 @@ from tests.standalone.test_live_proof_loop import SLO, Live, counted, policy, se
 from tests.standalone.test_steering import freeze
 
 from retuned.errors import CandidateError
+from retuned.node import sentinel
 from retuned.stages.watch.proof import DAY_S
-from retuned.standalone import sentinel
 from retuned.standalone.context import RecordKind
 from retuned.standalone.daemon import Loop
 from retuned.standalone.facts import quarantined

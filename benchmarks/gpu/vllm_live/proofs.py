@@ -113,7 +113,6 @@ class Arms:
         self.held_us.append(float(said.get("pause_us") or 0.0))
         self.parts_us.append(said.get("parts_us"))
 
-
     def take_turns(self, turns: Sequence[tuple[str, bool]], *, steps: int) -> None:
         """Let the server switch Retuned's wrappers itself; see `TurnTaker.take_turns`."""
         self._toggles.ask(self._overhead(on=False) | {"turns": list(turns), "steps": steps})

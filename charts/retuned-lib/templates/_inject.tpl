@@ -18,6 +18,7 @@ A pod template with sidecar and runtime in it: the same pod that the webhook mak
 {{- if not (or (kindIs "invalid" $value) (eq (toString $value) "")) }}{{ $_ := set $settings $name $value }}{{ end }}
 {{- end }}
 {{- $_ := set $settings "target" (get $annotations "retuned.dev/target" | default (get .settings "target")) }}
+{{- $_ := set $settings "serverMetricsUrl" (get $annotations "retuned.dev/server-metrics-url" | default $settings.serverMetricsUrl) }}
 {{- $_ := required "retuned-lib: settings.image is the image of the sidecar" $settings.image }}
 {{- if not (hasPrefix "https://" ($settings.agentUrl | default "")) }}
 {{- fail "retuned-lib: settings.agentUrl is the address of the agent API, https://..." }}

@@ -16,6 +16,7 @@ baselineWindows: 6
 profileEverySeconds: 0
 profileMilliseconds: 200
 detector: production
+serverMetricsUrl: ''
 tracesUrl: ''
 metricsAddress: 127.0.0.1
 logFormat: text
@@ -27,6 +28,7 @@ annotations:
   container: retuned.dev/container
   target: retuned.dev/target
   pythonpath: retuned.dev/pythonpath
+  serverMetricsUrl: retuned.dev/server-metrics-url
 env:
 - name: RETUNED_SOCKET_DIR
   value: /retuned/sockets
@@ -139,6 +141,8 @@ initContainers:
     value: {{ .baselineWindows | int64 | quote }}
   - name: RETUNED_DETECTOR_PRESET
     value: {{ .detector | quote }}
+  - name: RETUNED_SERVER_METRICS_URL
+    value: {{ .serverMetricsUrl | quote }}
   - name: RETUNED_METRICS_ADDRESS
     value: {{ .metricsAddress | quote }}
   - name: RETUNED_METRICS_PORT

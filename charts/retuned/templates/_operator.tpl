@@ -69,6 +69,7 @@
   "profileEverySeconds" (int .Values.sidecar.profileEverySeconds)
   "profileMilliseconds" (int .Values.sidecar.profileMilliseconds)
   "detector" .Values.sidecar.detector
+  "serverMetricsUrl" .Values.sidecar.serverMetricsUrl
   "metricsAddress" .Values.sidecar.metricsAddress
   "logFormat" .Values.sidecar.logFormat
   "tracesUrl" (ternary .Values.tracing.url "" .Values.tracing.sidecars)

@@ -64,6 +64,7 @@ Short = Annotated[str, Field(max_length=300)]
 Traceparent = Annotated[str, Field(max_length=64)]
 Gpus = Annotated[tuple[GpuObservation, ...], Field(max_length=MAX_GPUS)]
 AxisName = Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")]
+EngineName = Annotated[str, Field(max_length=200)]
 OrderId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9:._-]+$")]
 
 
@@ -269,6 +270,17 @@ class PodProof(Record):
     """Its verdict with its pairs; None before. The operator computes the verdict again."""
 
 
+class LevelsState(StrEnum):
+    """Whether a sidecar reads the service levels of its server."""
+
+    ABSENT = "absent"
+    """It has no address of the server's metrics, or it is of an older release."""
+    SILENT = "silent"
+    """It has an address, and the metrics cannot be read there now."""
+    READ = "read"
+    """It reads them."""
+
+
 class ProofPost(AgentMessage):
     """What live proofs a pod's server allows, and those that it is asked for."""
 
@@ -276,7 +288,13 @@ class ProofPost(AgentMessage):
     """Why steps of the server cannot be timed; empty if they can."""
     temporary: bool = False
     """Whether the server only does not answer now, or has not begun its first step."""
+    levels: LevelsState = LevelsState.ABSENT
+    """Whether service levels of the server can be read, which `LiveProof.slo` needs."""
+    engine: EngineName = ""
+    """Name and version of the server's engine; empty if unknown."""
     proofs: tuple[PodProof, ...] = Field(default=(), max_length=MAX_PROOFS)
+    days: tuple[PodProof, ...] = Field(default=(), max_length=MAX_PROOFS)
+    """The newest day of each sentinel that has ended."""
 
 
 class Ack(Record):
@@ -323,6 +341,8 @@ class ProofOrder(Record):
     epoch: int = Field(ge=1)
     rule: LiveProof
     """Rule of the policy when the proof was asked for."""
+    sentinel: bool = False
+    """Whether a promoted swap is to be measured, a pair in each period, instead of a proof."""
 
 
 class Orders(Record):

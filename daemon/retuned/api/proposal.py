@@ -337,6 +337,10 @@ class SwapProposalStatus(ApiModel):
     """Measurements of the swapped pods."""
     live_proofs: tuple[LiveProofStatus, ...] = Field(default=(), max_length=64)
     """Live proofs by node agents, oldest first."""
+    sentinels: tuple[LiveProofStatus, ...] = Field(default=(), max_length=16)
+    """Pods that measure the promoted swap, one for each environment, with their newest day.
+
+    The phase is `sentinel` while the pod is asked to measure."""
     resumed: tuple[Uid, ...] = Field(default=(), max_length=64)
     """Decisions that have ended a pause; each ends one."""
     last_stable_digest: Digest | None = None

@@ -67,6 +67,17 @@ class Gpu(ApiModel):
     """Model, such as ``MI300X``; experiments run only on the same model."""
 
 
+class LiftedLessons(ApiModel):
+    """Lessons of live proofs on a kernel that a person has lifted."""
+
+    kernel: KernelName
+    """Name of the slot."""
+    at: AwareDatetime
+    """Lessons that are not newer than this do not hold any more."""
+    reason: Note = ""
+    """Why they were lifted."""
+
+
 class TuningTargetSpec(ApiModel):
     """Selection of the servers, and how far Retuned may go."""
 
@@ -82,6 +93,11 @@ class TuningTargetSpec(ApiModel):
     """How far Retuned may go."""
     injection: InjectionMode = InjectionMode.WEBHOOK
     """How pods get the sidecar."""
+    lifted_lessons: tuple[LiftedLessons, ...] = Field(
+        default=(), max_length=64, json_schema_extra={"x-map-key": "kernel"}
+    )
+    """Lessons of live proofs that do not hold any more; `kubectl retuned rearm --lessons` adds one.
+    """
 
 
 class ActiveKernel(ApiModel):
@@ -110,6 +126,23 @@ class Quarantined(ApiModel):
     """End of the quarantine."""
     reason: Code
     """The harm that it did."""
+
+
+class LearnedLesson(ApiModel):
+    """What a live proof has shown against a swap: a like claim is not proposed again here."""
+
+    kernel: KernelName
+    """Name of the slot."""
+    guard: Guard = Guard()
+    """Shapes that the swap was for."""
+    kind: Code
+    """What was shown: `harms` or `no-measurable-effect`."""
+    sentence: Note = ""
+    """The proof in one sentence."""
+    claimed_saving: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Share of kernel time that the experiment claimed to save."""
+    at: AwareDatetime
+    """Time of the verdict."""
 
 
 class TunableState(ApiModel):
@@ -150,6 +183,8 @@ class TuningTargetStatus(ApiModel):
         default=(), max_length=64, json_schema_extra={"x-map-key": "name"}
     )
     """Tunables of the servers."""
+    lessons: tuple[LearnedLesson, ...] = Field(default=(), max_length=64)
+    """The newest lessons of live proofs in force, oldest first."""
     conditions: tuple[Condition, ...] = Field(
         default=(), max_length=16, json_schema_extra={"x-map-key": "type"}
     )

@@ -33,9 +33,9 @@ from retuned.stages.gate import TuningFreeze
 from retuned.stages.proposal import TUNABLE, Lesson
 from retuned.stages.watch.own_overhead import OverheadRecord
 from retuned.standalone.context import RecordKind
-from retuned.standalone.lessons import in_force
 from retuned.standalone.savings import accounts, calibrations
 from retuned.store.approvals import Approvals
+from retuned.store.lessons import kept
 from retuned.store.sqlite import DATABASE, SqliteStore
 from retuned.text import print_table, short_id
 
@@ -143,7 +143,7 @@ def learned(settings: Settings) -> list[Lesson]:
         return []
     store = SqliteStore(settings.state_dir)
     try:
-        return in_force(store)
+        return kept(store)
     finally:
         store.close()
 

@@ -321,7 +321,8 @@ def _verified(case: TrialStep, result: ResultFact) -> TrialStep:
     if case.facts.proposal is not None:
         return case.having(proposal=case.facts.proposal).to(_P.SUCCEEDED, "proposed", beside)
     if case.facts.refusal is not None:
-        return case.to(_P.NO_IMPROVEMENT, case.facts.refusal, beside)
+        detail = "; ".join(filter(None, (case.facts.refusal_detail, beside)))
+        return case.to(_P.NO_IMPROVEMENT, case.facts.refusal, detail)
     target = case.facts.target
     assert target is not None, "its absence ends an experiment"
     quarantined = any(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from retuned.api.agent import LevelsState
 from retuned.api.decision import SwapDecision
 from retuned.api.experiment import JobRole, KernelExperimentStatus
 from retuned.api.proposal import LiveProofStatus, SwapProposal, SwapProposalStatus
@@ -67,6 +68,8 @@ class ProofFact:
     """Why its server's steps cannot be timed, stable code; empty if they can."""
     temporary: bool = False
     """Whether that may change without a restart."""
+    levels: LevelsState = LevelsState.ABSENT
+    """Whether its sidecar reads the server's service levels."""
     epoch: int = 0
     """Order of the proposal that it proves, or has proven; 0 without one."""
     phase: str = ""
@@ -75,6 +78,12 @@ class ProofFact:
     """Verdict that follows from its pairs; None before."""
     sentence: str = ""
     """The verdict in one sentence."""
+    day_epoch: int = 0
+    """Order that its sentinel measures; 0 without one."""
+    day: ProofReport | None = None
+    """Verdict that follows from the pairs of the newest day of its sentinel; None before."""
+    day_sentence: str = ""
+    """That verdict in one sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +146,8 @@ class RolloutFacts:
     """Result of the live proof of the present wave."""
     live_proofs: tuple[LiveProofStatus, ...] | None = None
     """Live proofs by node agents, as the pods report them; None where the control plane proves."""
+    sentinels: tuple[LiveProofStatus, ...] | None = None
+    """Sentinels by node agents, as the pods report them; None where the control plane measures."""
     repeated_proof: MeasuredFact = MeasuredFact()
     """Result of pairs of a swap that was kept: of an alarm that tried it off, or of its sentinel.
     """
@@ -283,6 +294,8 @@ class ExperimentFacts:
     """SwapProposal made from its win; None if there is none yet."""
     refusal: str | None = None
     """Why stage 7 refuses its win, stable code; None if it does not, or was not called."""
+    refusal_detail: str = ""
+    """The refusal in one sentence; empty if its code says all."""
     unplaced: tuple[str, str] | None = None
     """Why its pods cannot be scheduled, stable code and a sentence; None if they can."""
     leading: bool = True

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
-from retuned.api.agent import MAX_PROOFS, ProofOrder
+from retuned.api.agent import MAX_PROOFS, LevelsState, ProofOrder
 from retuned.api.proposal import (
     LiveProofStatus,
     PodState,
@@ -47,6 +47,7 @@ UNAVAILABLE = "live-proof-unavailable"
 """Reason that holds a swap which a required live proof cannot measure."""
 NO_CANARY_REPLICAS = "canary-replicas-unavailable"
 """Reason that holds a swap which canary replicas are to prove: nothing starts replicas for it."""
+_NO_LEVELS = str(ProofReason.NO_SERVICE_LEVELS)
 
 
 def held(rule: LiveProof, why: str) -> str:
@@ -134,14 +135,12 @@ def measured(
         return MeasuredFact(consequence=Consequence.WAIT)
     for environment in _due(proofs, rollout, swapped):
         pool = _unproven(environment, proofs, swapped)
-        if any(why_not(pod) is None for pod in pool):
+        reasons = {pod.name: why_not(pod, rule) for pod in pool}
+        if None in reasons.values():
             return MeasuredFact(consequence=Consequence.WAIT)
-        refusing = [pod for pod in pool if held(rule, why_not(pod) or "")]
+        refusing = {name: why for name, why in reasons.items() if held(rule, why or "")}
         if refusing:
-            detail = ", ".join(f"{pod.name}: {why_not(pod)}" for pod in refusing[:8])
-            return MeasuredFact(
-                consequence=Consequence.REVERT, reason=NOT_SWITCHABLE, detail=detail, blames=False
-            )
+            return _no_pod_can(refusing)
     return MeasuredFact()
 
 
@@ -160,7 +159,7 @@ def asked(case: ProposalStep, *, rule: LiveProof) -> ProposalStep:
     ]
     running = {each.environment for each in found if not each.verdict}
     for environment in _due(found, rollout, swapped):
-        pod = _prover(environment, found, swapped)
+        pod = _prover(environment, found, swapped, rule=rule)
         if environment in running or pod is None:
             continue
         found.append(
@@ -207,12 +206,32 @@ def _orders(uid: str, proposals: Iterable[SwapProposal]) -> Iterator[ProofOrder]
                 )
 
 
-def why_not(pod: PodFact) -> str | None:
-    """Return why no swap can be proven in a pod, a stable code; None if one can, or soon may."""
+def why_not(pod: PodFact, rule: LiveProof) -> str | None:
+    """Return why no swap can be proven in a pod, a stable code; None if one can, or soon may.
+
+    Parameters
+    ----------
+    pod
+        The pod.
+    rule
+        The policy's rule, which may ask for service levels.
+    """
     said = pod.proof
     if said is None:
         return "not-reported"
-    return said.unavailable if said.unavailable and not said.temporary else None
+    if said.unavailable and not said.temporary:
+        return said.unavailable
+    return _NO_LEVELS if rule.slo.asked and said.levels is LevelsState.ABSENT else None
+
+
+def why_not_now(pod: PodFact, rule: LiveProof) -> str | None:
+    """Return as `why_not`, also where the reason may pass; None if a swap can be proven now."""
+    said, lasting = pod.proof, why_not(pod, rule)
+    if lasting is not None or said is None:
+        return lasting
+    if said.unavailable:
+        return said.unavailable
+    return _NO_LEVELS if rule.slo.asked and said.levels is not LevelsState.READ else None
 
 
 def _observed(
@@ -231,7 +250,7 @@ def _observed(
     said = pod.proof if pod is not None else None
     if said is not None and said.epoch == entry.epoch:
         if said.report is not None:
-            return _concluded(entry, said.report, sentence=said.sentence, now=now)
+            return concluded(entry, said.report, sentence=said.sentence, now=now)
         if said.phase in _PARTS and _PARTS.index(said.phase) > _PARTS.index(entry.phase):
             entry = entry.model_copy(update={"phase": said.phase})
     if now >= _deadline(entry):
@@ -240,9 +259,10 @@ def _observed(
     return entry
 
 
-def _concluded(
+def concluded(
     entry: LiveProofStatus, report: ProofReport, *, sentence: str, now: datetime
 ) -> LiveProofStatus:
+    """Return a proof with its verdict."""
     required = entry.rule.model_copy(update={"mode": LiveProofMode.REQUIRED})
     return entry.model_copy(
         update={
@@ -262,7 +282,7 @@ def _concluded(
 
 def _without_verdict(entry: LiveProofStatus, sentence: str, *, now: datetime) -> LiveProofStatus:
     report = ProofReport(verdict=Verdict.NOT_CONCLUDED, reason=ProofReason.INTERRUPTED)
-    return _concluded(entry, report, sentence=sentence, now=now)
+    return concluded(entry, report, sentence=sentence, now=now)
 
 
 def _deadline(entry: LiveProofStatus) -> datetime:
@@ -276,6 +296,17 @@ def _meaning(entry: LiveProofStatus) -> MeasuredFact:
         reason=f"live-proof-{entry.reason}",
         detail=f"{entry.name}: {entry.sentence}",
         blames=entry.verdict == Verdict.HARMS,
+    )
+
+
+def _no_pod_can(reasons: Mapping[str, str | None]) -> MeasuredFact:
+    """Return what follows where no pod of an environment can prove a swap, by its name."""
+    no_levels = set(reasons.values()) == {_NO_LEVELS}
+    return MeasuredFact(
+        consequence=Consequence.REVERT,
+        reason=f"live-proof-{_NO_LEVELS}" if no_levels else NOT_SWITCHABLE,
+        detail=", ".join(f"{name}: {why}" for name, why in list(reasons.items())[:8]),
+        blames=False,
     )
 
 
@@ -316,13 +347,19 @@ def _unproven(
 
 
 def _prover(
-    environment: str, proofs: Iterable[LiveProofStatus], swapped: Iterable[PodFact]
+    environment: str,
+    proofs: Iterable[LiveProofStatus],
+    swapped: Iterable[PodFact],
+    *,
+    rule: LiveProof,
 ) -> PodFact | None:
     """Return the pod to ask: one that serves and can, else one that soon may."""
     able = [
-        pod for pod in _unproven(environment, proofs, swapped) if pod.ready and why_not(pod) is None
+        pod
+        for pod in _unproven(environment, proofs, swapped)
+        if pod.ready and why_not(pod, rule) is None
     ]
-    return min(able, key=lambda pod: pod.proof is not None and pod.proof.temporary, default=None)
+    return min(able, key=lambda pod: why_not_now(pod, rule) is not None, default=None)
 
 
 def _replaced(
@@ -333,7 +370,7 @@ def _replaced(
     epochs: Mapping[str, int],
 ) -> LiveProofStatus:
     """Return a proof of a pod that is gone in another pod; its time goes on."""
-    pod = _prover(entry.environment, proofs, swapped)
+    pod = _prover(entry.environment, proofs, swapped, rule=entry.rule)
     if pod is None:
         return entry
     update = {"name": pod.name, "uid": pod.uid, "epoch": epochs[pod.uid], "phase": ""}

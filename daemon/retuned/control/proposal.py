@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from retuned.api.proposal import AnalysisStatus, ProposalPhase, RolloutStatus, SwapProposal
 from retuned.api.target import Quarantined, TargetMode
-from retuned.control import gate_facts, live_proofs, orders, waves
+from retuned.control import gate_facts, live_proofs, orders, sentinels, waves
 from retuned.control.facts import (
     Activate,
     Deactivate,
@@ -63,6 +63,8 @@ def step(resource: SwapProposal, facts: RolloutFacts, *, now: datetime) -> Rollo
     )
     if facts.live_proofs is not None:
         case = case.having(live_proofs=facts.live_proofs)
+    if facts.sentinels is not None:
+        case = case.having(sentinels=facts.sentinels)
     if case.phase.is_before_swap:
         case = _before(noted(case))
     elif case.phase.is_under_way or case.phase is _P.PROMOTED:
@@ -72,7 +74,8 @@ def step(resource: SwapProposal, facts: RolloutFacts, *, now: datetime) -> Rollo
     if case.phase.is_going_back:
         case = going_back(case)
     if facts.live_proofs is not None and case.asked is not None and case.asked.chosen is not None:
-        case = live_proofs.asked(case, rule=case.asked.chosen.policy.spec.live_proof)
+        rule = case.asked.chosen.policy.spec.live_proof
+        case = sentinels.asked(live_proofs.asked(case, rule=rule), rule=rule)
     return RolloutStep(status=case.status, actions=_actions(case), look_again_at=_again(case))
 
 

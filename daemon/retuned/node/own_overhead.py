@@ -48,10 +48,6 @@ class OverheadArm(Switch, TurnTaker, Protocol):
         """
         ...
 
-    def engine(self) -> str:
-        """Return name and version of the server's engine; empty if unknown."""
-        ...
-
 
 @dataclass(frozen=True, slots=True)
 class Wrappers:
@@ -156,7 +152,7 @@ class OverheadKeeper:
             state.report,
             before=last_of(self._store),
             at=self._clock.now(),
-            engine=self._arm.engine()[:200],
+            engine=self._live.engine()[:200],
         )
         self._keep(found)
         if found.share >= 1.0:

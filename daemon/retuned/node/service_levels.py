@@ -17,7 +17,7 @@ from prometheus_client.samples import Sample
 
 from retuned.errors import TemporaryError
 from retuned.ports import ServiceCounts
-from retuned.stages.gate import ServiceLevels
+from retuned.stages.gate import LiveProof, ServiceLevels
 from retuned.stages.watch.proof.service_level import WINDOW_S, Histogram, Served, breach, continues
 from retuned.urls import check_url
 
@@ -140,3 +140,27 @@ class LevelWatch:
         if found:
             log.info("a service level is not met: %s", found)
         return not found
+
+
+def counts_at(url: str) -> ServiceCounts | None:
+    """Return the source of a server's counts; None without an address.
+
+    Raises
+    ------
+    UsageError
+        As `HttpServiceCounts`.
+    """
+    return HttpServiceCounts(url) if url else None
+
+
+def lacks_levels(counts: ServiceCounts | None, rule: LiveProof) -> bool:
+    """Whether a rule has service levels and no source of their counts is known."""
+    return rule.slo.asked and counts is None
+
+
+def levels_of(counts: ServiceCounts | None, rule: LiveProof) -> LevelWatch | None:
+    """Return a watch over the service levels of a rule; None if it has none, or without counts.
+
+    Where `lacks_levels` holds, no proof may begin.
+    """
+    return None if counts is None or not rule.slo.asked else LevelWatch(counts, rule.slo)

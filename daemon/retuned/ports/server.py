@@ -68,6 +68,10 @@ class LiveSteps(Protocol):
         """
         ...
 
+    def engine(self) -> str:
+        """Return name and version of the engine, as `unavailable` saw it; empty if unknown."""
+        ...
+
     def begin(self) -> None:
         """Record from now on.
 

@@ -36,14 +36,20 @@ class ServerSteps:
         self._looks = StepTap(sockets)
         """Of other threads: `_tap` remembers what was read."""
         self._instance, self._overlapping = "", 0
+        self._engine = ""
 
     def unavailable(self) -> str:
         """Return why steps cannot be recorded, a reason code; see `ports.LiveSteps`."""
         try:
-            _first(self._looks.read(limit=0))
+            self._engine = _first(self._looks.read(limit=0)).engine
         except CandidateError as error:
+            self._engine = ""
             return error.reason
         return ""
+
+    def engine(self) -> str:
+        """Return name and version of the engine; see `ports.LiveSteps`."""
+        return self._engine
 
     def begin(self) -> None:
         """Record from now on; see `ports.LiveSteps`."""

@@ -63,10 +63,6 @@ class ServerOverhead:
             if not (isinstance(error, CandidateError) and error.reason == "unknown-op"):
                 raise error  # an older runtime counts always
 
-    def engine(self) -> str:
-        """Return name and version of the server's engine; empty if unknown."""
-        return next((each.engine for each in self._tap.read(limit=0) if each.hook == ON), "")
-
     def _ask(self, request: Mapping[str, Any]) -> None:
         stepping = [each.name for each in self._tap.read(limit=0) if each.hook == ON]
         if not stepping:

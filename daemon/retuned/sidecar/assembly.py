@@ -14,6 +14,7 @@ from retuned.errors import UsageError
 from retuned.node import metrics
 from retuned.node.context import BATCH
 from retuned.node.gpu import find_devices
+from retuned.node.service_levels import counts_at
 from retuned.node.watcher import kept_after
 from retuned.node.windows import WindowSettings, numbers_of
 from retuned.ports import Devices
@@ -118,6 +119,7 @@ def build(settings: Settings) -> tuple[Sidecar, PrometheusTelemetry]:
         kernels=RuntimeKernels(settings.sockets, server=server, most=_MAX_KINDS),
         tunables=RuntimeTunables(settings.sockets),
         live_steps=ServerSteps(settings.sockets),
+        service_counts=counts_at(settings.server_metrics_url),
         operator=operator,
         catalog=Catalog(),
         artifacts=artifacts,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from retuned.api.agent import OrderDone, Outcome, PodRef, ProofOrder, TunablePost
+from retuned.api.agent import LevelsState, OrderDone, Outcome, PodRef, ProofOrder, TunablePost
 from retuned.node.context import Recogniser
 from retuned.node.order_context import OrderMemory
 from retuned.node.windows import WindowSettings
@@ -17,6 +17,7 @@ from retuned.ports import (
     KernelTap,
     LiveSteps,
     Operator,
+    ServiceCounts,
     Spans,
     Swapper,
     Telemetry,
@@ -128,6 +129,10 @@ class SidecarMemory(OrderMemory):
     """Why the server's steps cannot be timed; empty if they can."""
     steps_at_s: float = float("-inf")
     """When that was observed, monotonic seconds."""
+    levels: LevelsState = LevelsState.ABSENT
+    """Whether the server's counts could be read."""
+    levels_at_s: float = float("-inf")
+    """When that was observed, monotonic seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +163,8 @@ class Context:
     """Tunables of the server; None asks for none."""
     live_steps: LiveSteps | None = None
     """Steps of the server, for live proofs; None times none."""
+    service_counts: ServiceCounts | None = None
+    """What the server counts of its requests, for service levels; None reads none."""
     spans: Spans = field(default_factory=NoSpans)
     """What is being done, for traces and logs."""
     release: str = ""

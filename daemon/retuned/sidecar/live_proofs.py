@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import timedelta
 from typing import Any
 
 from pydantic import ValidationError
 
-from retuned.api.agent import PodProof, ProofOrder, ProofPost
+from retuned.api.agent import LevelsState, PodProof, ProofOrder, ProofPost
 from retuned.errors import Refused, TemporaryError
 from retuned.node import live_proof as node_proof
 from retuned.node.live_proof import (
@@ -26,27 +27,41 @@ from retuned.node.live_proof import (
     report_in,
 )
 from retuned.node.order_store import StoredOrder, latest
+from retuned.node.sentinel import DAY
+from retuned.node.service_levels import lacks_levels, levels_of
+from retuned.ports import Stored
 from retuned.sidecar.context import Context
 from retuned.sidecar.reports import is_about_us
 from retuned.stages.swap import SwapKind, SwapOrder
 from retuned.stages.watch import proof
+from retuned.stages.watch.proof.records import MAX_PAIRS
 
 log = logging.getLogger(__name__)
 
 _NOT_SWITCHABLE = "not-switchable"
 _LOOK_S = 10.0
 """How often the server is asked whether its steps can be timed, seconds."""
+_READ_S = 60.0
+"""How long an answer holds that service levels can be read, seconds: a page may have megabytes."""
+
+
+_REPORTED = timedelta(hours=1)
+_NAME = 200
+"""Longest name of an engine: a lesson has it."""
 
 
 def prove(ctx: Context, stop: threading.Event) -> None:
     """Prove the swaps that the operator asks for, until each has a verdict or `stop` is set."""
     switch_on(ctx)
-    for kept in _in_force(ctx):
+    for kept in in_force(ctx):
         if stop.is_set() or ctx.live_steps is None:
             return
         asked = _asked(ctx, kept.order.id)
         record = ctx.store.get(LIVE_PROOF, kept.order.id)
         if asked is None or (record is not None and record.phase != PROVING):
+            continue
+        if lacks_levels(ctx.service_counts, asked.rule):
+            log.warning("%s is not proven: no service levels are known", kept.order.definition)
             continue
         if record is None and unavailable(ctx)[0]:
             continue  # the operator learns why; a proof that has begun continues, its time goes on
@@ -57,6 +72,7 @@ def prove(ctx: Context, stop: threading.Event) -> None:
             swapper=ctx.swapper,
             live=ctx.live_steps,
             clock=ctx.clock,
+            levels=levels_of(ctx.service_counts, asked.rule),
         ).run(stop)
 
 
@@ -64,12 +80,20 @@ def switch_on(ctx: Context) -> None:
     """Switch on swaps that a proof has left off and that the operator keeps."""
     wanted = {
         (kept.order.definition, kept.order.artifact)
-        for kept in _in_force(ctx)
+        for kept in in_force(ctx)
         if kept.order.id in ctx.standing.named
         and _asked(ctx, kept.order.id) is None
         and ctx.store.get(LIVE_PROOF, kept.order.id) is not None
+        and not _harms(ctx, kept.order.id)
     }
     node_proof.switch_on(ctx.swapper, wanted)
+
+
+def _harms(ctx: Context, order: str) -> bool:
+    """Whether the newest day of a sentinel has shown harm: its rollback comes."""
+    harms = str(proof.Verdict.HARMS)
+    days = ctx.store.ids(DAY, prefix=f"{order}/")
+    return bool(days) and days[-1] in ctx.store.ids(DAY, phase=harms, prefix=f"{order}/")
 
 
 def unavailable(ctx: Context) -> tuple[str, bool]:
@@ -89,6 +113,24 @@ def unavailable(ctx: Context) -> tuple[str, bool]:
     return memory.steps_unavailable, False
 
 
+def levels_seen(ctx: Context) -> LevelsState:
+    """Return whether the server's service levels can be read."""
+    memory, now_s = ctx.standing, ctx.clock.monotonic_s()
+    if ctx.service_counts is None:
+        return LevelsState.ABSENT
+    holds_s = _READ_S if memory.levels is LevelsState.READ else _LOOK_S
+    if now_s - memory.levels_at_s < holds_s:
+        return memory.levels
+    try:
+        ctx.service_counts.read()
+        memory.levels = LevelsState.READ
+    except TemporaryError as error:
+        log.info("service levels of the server cannot be read: %s", error)
+        memory.levels = LevelsState.SILENT
+    memory.levels_at_s = now_s
+    return memory.levels
+
+
 def post(ctx: Context) -> None:
     """Report whether swaps can be proven here, and each proof that the operator asks for.
 
@@ -103,7 +145,14 @@ def post(ctx: Context) -> None:
     reason, temporary = unavailable(ctx)
     proofs = tuple(filter(None, (_reported(ctx, asked) for asked in ctx.standing.proofs)))
     said = ProofPost(
-        pod=ctx.pod, target=ctx.target, unavailable=reason, temporary=temporary, proofs=proofs
+        pod=ctx.pod,
+        target=ctx.target,
+        unavailable=reason,
+        temporary=temporary,
+        levels=levels_seen(ctx),
+        days=tuple(_days(ctx, pairs=_pairs(proofs))),
+        engine=ctx.live_steps.engine()[:_NAME] if ctx.live_steps is not None else "",
+        proofs=proofs,
     )
     try:
         answer = ctx.operator.post(said)
@@ -138,7 +187,8 @@ class _Record(StoredProof):
             log.info("%s: %s (%s)", self._order.definition, report.verdict, report.reason)
 
 
-def _in_force(ctx: Context) -> list[StoredOrder]:
+def in_force(ctx: Context) -> list[StoredOrder]:
+    """Return the swaps that the server runs."""
     return [
         kept
         for kept in latest(ctx.store).values()
@@ -147,14 +197,51 @@ def _in_force(ctx: Context) -> list[StoredOrder]:
 
 
 def _asked(ctx: Context, order: str) -> ProofOrder | None:
-    return next((each for each in ctx.standing.proofs if each.order == order), None)
+    return next((e for e in ctx.standing.proofs if e.order == order and not e.sentinel), None)
 
 
 def _reported(ctx: Context, asked: ProofOrder) -> PodProof | None:
-    """Return what is known of a proof; None before it began."""
-    record = ctx.store.get(LIVE_PROOF, asked.order)
-    if record is None:
-        return None
+    """Return what is known of a proof; None before it began, or of a sentinel."""
+    record = None if asked.sentinel else ctx.store.get(LIVE_PROOF, asked.order)
+    return None if record is None else _pod_proof(asked, record)
+
+
+def asked_day(ctx: Context, order: str) -> ProofOrder | None:
+    """Return what the operator asks for of the sentinel of an order; None if it asks for none."""
+    return next((e for e in ctx.standing.proofs if e.order == order and e.sentinel), None)
+
+
+def days_of(ctx: Context, order: str) -> Iterator[Stored]:
+    """Yield the days of the sentinel of an order, newest first, each read when it is needed."""
+    for id in reversed(ctx.store.ids(DAY, prefix=f"{order}/")):
+        stored = ctx.store.get(DAY, id)
+        if stored is not None:
+            yield stored
+
+
+def _days(ctx: Context, *, pairs: int) -> Iterator[PodProof]:
+    """Yield the newest day of each sentinel that has ended, as far as a post has room for pairs.
+
+    The operator writes it into a status, so that a day without harm is reported for an hour only.
+    """
+    now, harms = ctx.clock.now(), str(proof.Verdict.HARMS)
+    for asked in (each for each in ctx.standing.proofs if each.sentinel):
+        ended = next((e for e in days_of(ctx, asked.order) if e.phase != PROVING), None)
+        if ended is None or (ended.phase != harms and now - ended.updated_at > _REPORTED):
+            continue
+        day = _pod_proof(asked, ended)
+        if day is None or pairs + day.pairs > MAX_PAIRS:
+            continue
+        pairs += day.pairs
+        yield day
+
+
+def _pairs(proofs: Iterable[PodProof]) -> int:
+    return sum(each.pairs for each in proofs if each.claim is not None)
+
+
+def _pod_proof(asked: ProofOrder, record: Stored) -> PodProof | None:
+    """Return the report of a stored proof; None if the record cannot be understood."""
     report, state = report_in(record), record.body["state"]
     try:
         return PodProof(

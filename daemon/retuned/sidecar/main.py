@@ -12,7 +12,15 @@ from retuned.errors import Refused, RetunedError, TemporaryError
 from retuned.node import order_executor, order_intake, watcher, windows
 from retuned.node.loops import attempt, wait_until
 from retuned.node.order_store import wanted_artifacts
-from retuned.sidecar import devices, live_kernels, live_proofs, metrics, reports, tunables
+from retuned.sidecar import (
+    devices,
+    live_kernels,
+    live_proofs,
+    metrics,
+    reports,
+    sentinels,
+    tunables,
+)
 from retuned.sidecar.context import Context
 from retuned.sidecar.store import kept_of
 
@@ -62,9 +70,10 @@ class Sidecar:
             attempt(ctx.telemetry, "carry", self._carry)
 
     def prove(self, stop: threading.Event) -> None:
-        """Prove the swaps that the operator asks for; it takes until their verdicts."""
+        """Prove the swaps that the operator asks for, until their verdicts; measure kept ones."""
         ctx = self.ctx
         attempt(ctx.telemetry, "measure", lambda: live_proofs.prove(ctx, stop))
+        attempt(ctx.telemetry, "measure", lambda: sentinels.keep_up(ctx, stop))
 
     def tell(self) -> None:
         """Tell the operator what there is to tell; an error in one part ends all: it is away."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from retuned.node.context import BATCH, DRIFT, WINDOW
 from retuned.node.live_proof import LIVE_PROOF, PROVING
 from retuned.node.order_context import FAILED, HELD, ORDER, WITHDRAWN
+from retuned.node.sentinel import CURRENT, DAY, SENTINEL
 from retuned.ports import Event
 from retuned.stages.watch.proof import Verdict
 from retuned.store.sqlite import SqliteStore
@@ -35,6 +36,8 @@ _KEPT: Mapping[tuple[str, str], int] = {
     (HELD, "final"): 64,
     (WITHDRAWN, "final"): 64,
     **{(LIVE_PROOF, str(each)): 4 for each in (PROVING, *Verdict)},
+    **{(DAY, str(each)): 16 for each in (PROVING, *Verdict)},
+    (SENTINEL, CURRENT): 64,
 }
 """Most records of each kind and phase, the newest; those that are not named are few by nature."""
 _UNJUDGED = 24

@@ -32,10 +32,10 @@ from retuned.node import metrics
 from retuned.node.gpu import find_devices, free_device
 from retuned.node.own_overhead import OverheadKeeper, Wrappers
 from retuned.node.server_cores import free_cores, server_cores, server_processes
-from retuned.node.service_levels import HttpServiceCounts
+from retuned.node.service_levels import counts_at
 from retuned.node.watcher import kept_after
 from retuned.node.windows import numbers_of
-from retuned.ports import Bench, EndToEnd, ServiceCounts, Store, Swapper
+from retuned.ports import Bench, EndToEnd, Store, Swapper
 from retuned.runtime_client.captures import RuntimeCaptures
 from retuned.runtime_client.change_orders import ChangeSwapper
 from retuned.runtime_client.client import RuntimeSocket
@@ -146,7 +146,7 @@ def build(settings: Settings) -> tuple[Loop, PrometheusTelemetry]:
         lab=settings.state_dir / _LAB,
         end_to_end=_end_to_end(settings),
         live_steps=ServerSteps(settings.sockets),
-        service_counts=_service_counts(settings),
+        service_counts=counts_at(settings.server_metrics_url),
         step_observer=StepLook(settings.sockets),
         captures=_captures(settings),
         kernels=RuntimeKernels(settings.sockets) if language is Language.TRITON else None,
@@ -289,11 +289,6 @@ def _end_to_end(settings: Settings) -> EndToEnd | None:
     if not url or prompts is None:
         raise UsageError("end_to_end_url and end_to_end_prompts are set together, or not at all")
     return HttpEndToEnd(url, load_requests(prompts), concurrency=settings.end_to_end_concurrency)
-
-
-def _service_counts(settings: Settings) -> ServiceCounts | None:
-    url = settings.server_metrics_url
-    return HttpServiceCounts(url) if url else None
 
 
 def _captures(settings: Settings) -> Captures:

@@ -17,6 +17,7 @@ from retuned.errors import RetunedError, TemporaryError
 from retuned.node import windows
 from retuned.node.live_proof import ProofRunner
 from retuned.node.order_store import StoredOrder, bringer
+from retuned.node.service_levels import levels_of
 from retuned.ports import Stored
 from retuned.stages.drift import DriftCode, DriftReport
 from retuned.stages.gate import LiveProof
@@ -200,7 +201,7 @@ def _run(
         clock=ctx.clock,
         first=lambda at_s: proof.begin_again(earlier, settings, at_s=at_s),
         kept=True,
-        levels=live_proof.levels_of(ctx, rule),
+        levels=levels_of(ctx.service_counts, rule),
     ).run(stop)
 
 

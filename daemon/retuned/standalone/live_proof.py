@@ -27,7 +27,7 @@ from retuned.node.live_proof import (
     report_in,
 )
 from retuned.node.order_store import bringer
-from retuned.node.service_levels import LevelWatch
+from retuned.node.service_levels import lacks_levels, levels_of
 from retuned.report.live_proof import sentence_of
 from retuned.stages import watch
 from retuned.stages.gate import LiveProof, LiveProofMode
@@ -60,7 +60,7 @@ def prove(ctx: Context, stop: threading.Event) -> None:
                 swapper=ctx.swapper,
                 live=ctx.live_steps,
                 clock=ctx.clock,
-                levels=levels_of(ctx, rule),
+                levels=levels_of(ctx.service_counts, rule),
             ).run(stop)
 
 
@@ -159,12 +159,12 @@ def unavailable(ctx: Context, proposal: str) -> str:
     """
     if ctx.live_steps is None or tuned_files.is_fixed(ctx, proposal):
         return "not-switchable"
-    if ctx.service_counts is None and _asks_for_levels(ctx, proposal):
+    if _lacks_levels(ctx, proposal):
         return str(proof.ProofReason.NO_SERVICE_LEVELS)
     return ctx.live_steps.unavailable()
 
 
-def _asks_for_levels(ctx: Context, proposal: str) -> bool:
+def _lacks_levels(ctx: Context, proposal: str) -> bool:
     stored = ctx.store.get(RecordKind.PROPOSAL, proposal)
     if stored is None:
         return False
@@ -172,14 +172,7 @@ def _asks_for_levels(ctx: Context, proposal: str) -> bool:
         rule = rule_of(ctx, Proposal.model_validate(stored.body).definition)
     except (RetunedError, OSError):  # no proof begins without a policy that can be read
         return False
-    return rule is not None and rule.slo.asked
-
-
-def levels_of(ctx: Context, rule: LiveProof) -> LevelWatch | None:
-    """Return the watch over the policy's service levels; None if it has none."""
-    if not rule.slo.asked or ctx.service_counts is None:
-        return None
-    return LevelWatch(ctx.service_counts, rule.slo)
+    return rule is not None and lacks_levels(ctx.service_counts, rule)
 
 
 def report_of(ctx: Context, proposal: str) -> proof.ProofReport | None:

@@ -28,7 +28,7 @@ from retuned.stages.proposal import (
     RefusalReason,
     SwapClaim,
 )
-from retuned.standalone import evidence, lessons, server_pace, tunable_records, tuned_files
+from retuned.standalone import evidence, server_pace, tunable_records, tuned_files
 from retuned.standalone.context import Context, RecordKind
 from retuned.standalone.facts import quarantined
 from retuned.standalone.findings import findings
@@ -42,6 +42,7 @@ from retuned.standalone.records import (
     understood,
     was_swapped,
 )
+from retuned.store.lessons import kept
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ def against_the_server(ctx: Context, plan: ExperimentPlan) -> Refusal | None:
         saving=proposal_stage.saving_of(verdict, share=share),
         key=server_pace.key_of(ctx, plan.definition),
     )
-    learned = proposal_stage.lesson_against(lessons.in_force(ctx.store), claim)
+    learned = proposal_stage.lesson_against(kept(ctx.store), claim)
     return learned or server_pace.refusal(
         ctx,
         plan.definition,

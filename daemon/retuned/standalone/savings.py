@@ -18,16 +18,14 @@ from retuned.api.proposal import ProposalPhase
 from retuned.ports import Store, Stored
 from retuned.stages.profile import WorkloadProfile
 from retuned.stages.proposal import Proposal
-from retuned.stages.watch import Account
-from retuned.stages.watch.proof import Calibration, Verdict
+from retuned.stages.watch import SIZED, Account
+from retuned.stages.watch.proof import Calibration
 from retuned.standalone.context import Context, RecordKind
 from retuned.standalone.records import GOING_BACK, UNDER_WAY
 from retuned.store.savings import RAN, Savings
 
 log = logging.getLogger(__name__)
 
-_SIZED = (Verdict.HELPS, Verdict.HARMS, Verdict.NO_MEASURABLE_EFFECT)
-"""Verdicts that have shown an effect; the others leave the claim of the experiment."""
 _CURSOR = "cursor"
 """Record beside the sums, in a phase of its own: the last window added."""
 _MOST = 200
@@ -114,7 +112,8 @@ def keep_up(ctx: Context) -> None:
 def accounts(store: Store) -> tuple[Account, ...]:
     """Return what was spent and saved, newest month first."""
     back = {id for phase in _BACK for id in store.ids(RecordKind.PROPOSAL, phase=phase)}
-    effects = {each.proposal: each.live for each in calibrations(store) if each.verdict in _SIZED}
+    known = [each for each in calibrations(store) if each.verdict in SIZED]
+    effects = {(each.proposal, ""): each.live for each in known}
     return Savings(store).accounts(taken_back=back, effects=effects)
 
 

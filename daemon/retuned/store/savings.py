@@ -42,6 +42,7 @@ class Savings:
         gpu_ns: int,
         server_ns: int = 0,
         windows: int = 1,
+        environment: str = "",
     ) -> None:
         """Add what some windows show of a swap.
 
@@ -61,8 +62,10 @@ class Savings:
             Device time of all kernels in the same windows, nanoseconds; 0 if it is unknown.
         windows
             How many showed it.
+        environment
+            What the server ran on meanwhile, where a swap runs on several; empty otherwise.
         """
-        id = f"{swap}/{month}"
+        id = f"{swap}/{environment}/{month}" if environment else f"{swap}/{month}"
         stored = self._store.get(RAN, id)
         body = {
             "proposal": swap,
@@ -73,6 +76,7 @@ class Savings:
             "gpu_ns": gpu_ns,
             "server_ns": server_ns,
             "windows": windows,
+            "environment": environment,
         }
         if stored is None:
             self._store.add(RAN, id, body, phase="current")
@@ -94,7 +98,10 @@ class Savings:
         return set(self._store.ids(TRIED))
 
     def accounts(
-        self, *, taken_back: Collection[str], effects: Mapping[str, EffectInterval] | None = None
+        self,
+        *,
+        taken_back: Collection[str],
+        effects: Mapping[tuple[str, str], EffectInterval] | None = None,
     ) -> tuple[Account, ...]:
         """Return what was spent and saved, newest month first.
 
@@ -103,12 +110,12 @@ class Savings:
         taken_back
             Proposals whose swaps were rolled back.
         effects
-            What live proofs measured, by proposal.
+            What live proofs measured, by proposal and environment as in `add`.
         """
         return settle(self._ran(taken_back, effects or {}), self._tried())
 
     def _ran(
-        self, taken_back: Collection[str], effects: Mapping[str, EffectInterval]
+        self, taken_back: Collection[str], effects: Mapping[tuple[str, str], EffectInterval]
     ) -> Iterator[SwapUsage]:
         for stored in self._store.list(RAN, phase="current"):
             body = stored.body
@@ -121,7 +128,7 @@ class Savings:
                 speedup=Interval.model_validate(body["speedup"]),
                 taken_back=body["proposal"] in taken_back,
                 server_ns=float(body.get("server_ns", 0)),
-                effect=effects.get(str(body["proposal"])),
+                effect=effects.get((str(body["proposal"]), str(body.get("environment", "")))),
             )
 
     def _tried(self) -> Iterator[ExperimentUsage]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -158,7 +158,8 @@ def _is_news(before: PodReports | None, after: PodReports, said: Said) -> bool:
 def _proof_essence(post: ProofPost) -> object:
     """Return what decisions read of a post of live proofs."""
     proofs = [(each.order, each.phase, each.claim is None) for each in post.proofs]
-    return post.unavailable, post.temporary, proofs
+    days = [(each.order, each.claim) for each in post.days]
+    return post.unavailable, post.temporary, post.levels, post.engine, proofs, days
 
 
 def _essence(watch: WatchPost) -> object:
@@ -236,6 +237,16 @@ def held_fact(said: PodReports | None, *, kernel: str, proposal: str) -> HeldFac
 def proof_of(said: PodReports | None, *, kernel: str, proposal: str) -> PodProof | None:
     """Return what a pod reports of the newest proof of a proposal; None without one."""
     posted = said.proofs.proofs if said is not None and said.proofs is not None else ()
+    return _newest(posted, kernel=kernel, proposal=proposal)
+
+
+def day_of(said: PodReports | None, *, kernel: str, proposal: str) -> PodProof | None:
+    """Return what a pod reports of the newest day of a sentinel; None without one."""
+    posted = said.proofs.days if said is not None and said.proofs is not None else ()
+    return _newest(posted, kernel=kernel, proposal=proposal)
+
+
+def _newest(posted: Iterable[PodProof], *, kernel: str, proposal: str) -> PodProof | None:
     mine = (each for each in posted if (each.definition, each.proposal) == (kernel, proposal))
     return max(mine, key=lambda each: each.epoch, default=None)
 

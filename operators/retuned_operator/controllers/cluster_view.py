@@ -9,9 +9,9 @@ from datetime import datetime
 from typing import Any
 
 from retuned.api.agent import environment_digest
-from retuned.api.proposal import LiveProofStatus, PodOrder, PodState
+from retuned.api.proposal import LiveProofStatus, PodOrder, PodState, ProposalPhase
 from retuned.contract import Digest
-from retuned.control import MeasuredFact, PodFact, RolloutFacts, gate_facts, waves
+from retuned.control import MeasuredFact, PodFact, RolloutFacts, gate_facts, sentinels, waves
 from retuned.control.analysis import Compared
 from retuned.control.facts import PolicyFact
 from retuned.control.live_proofs import measured, observed
@@ -169,6 +169,7 @@ def facts_of(world: ClusterView, rollouts: Rollouts, resource: SwapProposal) -> 
     proofs = resource.status.live_proofs
     if rule is not None:
         proofs = observed(resource, pods, rule=rule, now=now)
+    days = sentinels.observed(resource, pods, now=now)
     return RolloutFacts(
         target=target,
         pods=pods,
@@ -183,6 +184,8 @@ def facts_of(world: ClusterView, rollouts: Rollouts, resource: SwapProposal) -> 
         slo_firing=None if target is None else world.signals.slo_firing(target),
         live_proof=_live_proof(resource, proofs, pods, rule=rule),
         live_proofs=proofs,
+        sentinels=days,
+        repeated_proof=_sentinel(resource, days, rule=rule),
         unavailable=unavailable,
         unavailable_detail=why,
     )
@@ -201,6 +204,14 @@ def _live_proof(
     if rule is None:  # a policy cannot be read
         return MeasuredFact(consequence=Consequence.WAIT)
     return measured(proofs, resource.status.rollout, pods, rule=rule)
+
+
+def _sentinel(
+    resource: SwapProposal, days: tuple[LiveProofStatus, ...], *, rule: LiveProof | None
+) -> MeasuredFact:
+    """Return what the sentinels of a promoted swap mean."""
+    promoted = resource.status.phase is ProposalPhase.PROMOTED
+    return sentinels.measured(days, rule=rule) if promoted else MeasuredFact()
 
 
 def _unavailable(

@@ -226,7 +226,12 @@ class Experiments:
         """Write the proposal of a win; its name follows from what it is about."""
         target, resource = looked.facts.target, looked.resource
         now, results = self._world.clock.now(), looked.facts.results
-        weighed = experiment_facts.weigh(self._world, resource, target, results=results, now=now)
+        made = experiment_facts.made_for(self._world, resource)
+        if made is None:
+            return
+        weighed = experiment_facts.weigh_anew(
+            self._world, resource, target, made, results=results, now=now
+        )
         if weighed.proposal is not None and target is not None:
             propose(self._acting, resource, proposal=weighed.proposal, target=target)
 

@@ -5,6 +5,7 @@ Jobs of experiments and their pods to what the state machine looks at. Pure.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from retuned.control import jobs as placed
 from retuned.errors import TemporaryError
 from retuned.stages.gate import under
 from retuned.stages.proposal import Proposal, Refusal, RefusalReason, is_tunable, propose
-from retuned_operator.controllers import objects, tables
+from retuned_operator.controllers import lessons, objects, tables
 from retuned_operator.controllers.cluster_view import (
     ClusterView,
     baseline,
@@ -39,7 +40,13 @@ from retuned_operator.kube.resources import (
 )
 from retuned_operator.manifests.jobs import RUNNER
 from retuned_operator.manifests.names import ATTEMPT, EXPERIMENT_UID, ROLE, proposal_name
-from retuned_operator.schema import ExperimentPhase, JobRole, KernelExperiment, TuningTarget
+from retuned_operator.schema import (
+    ExperimentPhase,
+    JobRole,
+    KernelExperiment,
+    SwapProposal,
+    TuningTarget,
+)
 
 _MAX_WHY = 1024
 """Characters of why a Job failed, or does not run."""
@@ -198,6 +205,8 @@ class WinOutcome:
     """To be written; None where there is none."""
     refusal: str | None = None
     """Why not, stable code; None where there is a proposal, or nothing was asked."""
+    detail: str = ""
+    """The refusal in one sentence; empty where its code says all."""
     name: str | None = None
     """Object that it has become; None where there is none yet."""
 
@@ -224,7 +233,7 @@ def facts_of(
     metadata, spec = experiment.metadata, experiment.spec
     key = f"{metadata.namespace}/{spec.target_ref.name}"
     jobs = jobs_of(world, experiment, namespace=namespace)
-    made = world.caches.by(PROPOSALS, BY_TARGET, key)
+    made = made_for(world, experiment)
     target = target_of(world, key)
     policies = objects.policies(world.caches.list(POLICIES, namespace=metadata.namespace))
     rivals = _rivals(world, experiment, chosen_for(experiment, policies, target))
@@ -232,7 +241,7 @@ def facts_of(
         return None
     results = tuple(world.ledger.results(experiment))
     now = world.clock.now()
-    weighed = weigh(world, experiment, target, results=results, now=now)
+    weighed = weigh_anew(world, experiment, target, made, results=results, now=now)
     weighed = _become(experiment, made, weighed, target)
     return ExperimentFacts(
         jobs=jobs,
@@ -248,7 +257,14 @@ def facts_of(
         queued_elsewhere=queued,
         proposal=weighed.name,
         refusal=weighed.refusal,
+        refusal_detail=weighed.detail,
     )
+
+
+def made_for(world: ClusterView, experiment: KernelExperiment) -> Sequence[Obj] | None:
+    """Return all proposals for an experiment's target; None while they are not known."""
+    key = f"{experiment.metadata.namespace}/{experiment.spec.target_ref.name}"
+    return world.caches.by(PROPOSALS, BY_TARGET, key)
 
 
 def arch_of(world: ClusterView, target: TuningTarget) -> str:
@@ -370,6 +386,9 @@ def weigh(
     live = baseline(world, target, experiment.spec.kernel.name)
     if live is None:
         raise TemporaryError("nobody knows what runs in the slot", delay_s=10.0)
+    learned = lessons.against(world, experiment, target, win)
+    if learned is not None:
+        return WinOutcome(refusal=str(learned.reason), detail=learned.detail)
     kernel = experiment.spec.kernel.name
     entry = next((e for e in target.status.active_kernels if e.kernel == kernel), None)
     answer = propose(
@@ -400,6 +419,39 @@ def weigh(
         return WinOutcome(proposal=answer)
     env = gate_facts.labels_of(target).get("env", "")
     return WinOutcome(proposal=under(answer, chosen.policy, env=env))
+
+
+def weigh_anew(
+    world: ClusterView,
+    experiment: KernelExperiment,
+    target: TuningTarget | None,
+    made: Sequence[Obj],
+    *,
+    results: Sequence[ResultFact],
+    now: datetime,
+) -> WinOutcome:
+    """Weigh a win as the next attempt after proposals whose lessons do not hold any more.
+
+    Parameters
+    ----------
+    made
+        All proposals for the target.
+
+    Raises
+    ------
+    TemporaryError
+        As `weigh`.
+    """
+    named = {str(body.get("metadata", {}).get("name", "")): body for body in made}
+    for attempt in itertools.count(1):
+        weighed = weigh(world, experiment, target, results=results, now=now, attempt=attempt)
+        if weighed.proposal is None or target is None:
+            return weighed
+        name = proposal_name(weighed.proposal.id, target_uid=target.metadata.uid)
+        found, _ = objects.all_of(SwapProposal, [named[name]] if name in named else [])
+        if not any(lessons.is_unlearned(each) for each in found):
+            return weighed
+    raise AssertionError("counting does not end")
 
 
 def _quarantined(world: ClusterView, target: TuningTarget, *, now: datetime) -> set[Digest]:

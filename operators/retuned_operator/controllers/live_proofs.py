@@ -17,8 +17,16 @@ from retuned.control.facts import PolicyFact, ProofFact
 from retuned.ports import Telemetry
 from retuned.report.live_proof import sentence_of
 from retuned.stages.gate import LiveProof
-from retuned.stages.watch.proof import ProofReason, ProofReport, Verdict, replay, settings_of
-from retuned_operator.agent_api.reports import PodReports, proof_of
+from retuned.stages.watch.proof import (
+    ProofReason,
+    ProofReport,
+    Verdict,
+    day_settings,
+    replay,
+    replay_day,
+    settings_of,
+)
+from retuned_operator.agent_api.reports import PodReports, day_of, proof_of
 from retuned_operator.controllers.ports import Ledger, Reports
 from retuned_operator.schema import TuningTarget
 
@@ -50,16 +58,35 @@ def proof_fact(
     posted = _posted(said, resource)
     entry = _open_entry(resource.status.live_proofs, uid)
     report, sentence = None, ""
+    day = day_of(said, kernel=resource.spec.kernel, proposal=resource.stage_proposal().id)
+    sentinel = next((each for each in resource.status.sentinels if each.uid == uid), None)
+    shown, words = (None, "") if day is None or sentinel is None else judged_day(day, sentinel)
     if posted is not None and entry is not None and posted.epoch == entry.epoch:
         report, sentence = judged(posted, entry, now=now)
     return ProofFact(
         unavailable=post.unavailable,
         temporary=post.temporary,
+        levels=post.levels,
         epoch=posted.epoch if posted is not None else 0,
         phase=str(posted.phase) if posted is not None else "",
         report=report,
         sentence=sentence,
+        day_epoch=day.epoch if day is not None else 0,
+        day=shown,
+        day_sentence=words,
     )
+
+
+def judged_day(posted: PodProof, entry: LiveProofStatus) -> tuple[ProofReport | None, str]:
+    """Return what follows from a pod's pairs of a day, with its sentence; None before its end."""
+    claim = posted.claim
+    if claim is None:
+        return None, ""
+    try:
+        report = replay_day(claim, day_settings(entry.rule))
+    except ValueError as error:
+        return _contradicted(error)
+    return report, sentence_of(report)
 
 
 def judged(
@@ -72,13 +99,20 @@ def judged(
     try:
         report = replay(claim, settings_of(entry.rule))
         early = now < entry.since + _EARLY * entry.rule.max_duration
-        by_time = report.verdict is Verdict.TOO_LITTLE_TRAFFIC
+        pressed = report.reason is ProofReason.SLO_PRESSURE
+        if pressed and not entry.rule.slo.asked:
+            raise ValueError("it was asked for no service levels")
+        by_time = report.verdict is Verdict.TOO_LITTLE_TRAFFIC and not pressed
         if early and (by_time or report.reason is ProofReason.NOT_SHOWN_IN_TIME):
             raise ValueError("its time was not over")
     except ValueError as error:
-        report = ProofReport(verdict=Verdict.NOT_CONCLUDED, reason=ProofReason.CONTRADICTED)
-        return report, f"{sentence_of(report)}: {error}"
+        return _contradicted(error)
     return report, sentence_of(report)
+
+
+def _contradicted(error: ValueError) -> tuple[ProofReport, str]:
+    report = ProofReport(verdict=Verdict.NOT_CONCLUDED, reason=ProofReason.CONTRADICTED)
+    return report, f"{sentence_of(report)}: {error}"
 
 
 def unavailable(pods: Sequence[PodFact], rule: LiveProof) -> tuple[str, str]:
@@ -88,10 +122,8 @@ def unavailable(pods: Sequence[PodFact], rule: LiveProof) -> tuple[str, str]:
     """
     found: dict[str, list[str]] = {}
     for pod in pods:
-        reason = live_proofs.why_not(pod)
-        if reason is None and pod.proof is not None and pod.proof.temporary:
-            reason = pod.proof.unavailable
-        code = live_proofs.held(rule, reason or "")
+        reason = live_proofs.why_not_now(pod, rule) or ""
+        code = live_proofs.held(rule, reason)
         if code and pod.ready:
             found.setdefault(code, []).append(f"{pod.name}: {reason}")
     for code in (live_proofs.UNAVAILABLE, live_proofs.NO_CANARY_REPLICAS):
@@ -110,6 +142,7 @@ def with_evidence(
     TemporaryError
         If they cannot be kept now: the verdict is written with them or not at all.
     """
+    status = _with_harmful_days(resource, status, reports=reports, ledger=ledger)
     new = _new_verdicts(resource.status, status)
     digests = {}
     for each in new:
@@ -123,6 +156,24 @@ def with_evidence(
         for each in status.live_proofs
     )
     return status.model_copy(update={"live_proofs": proofs}) if digests else status
+
+
+def _with_harmful_days(
+    resource: SwapProposal, status: SwapProposalStatus, *, reports: Reports, ledger: Ledger
+) -> SwapProposalStatus:
+    """Return a status whose days of harm have their signed pairs in the store."""
+    id, found = resource.stage_proposal().id, []
+    for each in status.sentinels:
+        day = day_of(reports.of(each.uid), kernel=resource.spec.kernel, proposal=id)
+        harms = each.verdict == Verdict.HARMS and each.evidence is None
+        if harms and day is not None and day.epoch == each.epoch:
+            kept = ledger.keep_proof(_document(resource, each, day))
+            found.append(each.model_copy(update={"evidence": kept}))
+        else:
+            found.append(each)
+    entries = tuple(found)
+    same = entries == status.sentinels
+    return status if same else status.model_copy(update={"sentinels": entries})
 
 
 def count_verdicts(

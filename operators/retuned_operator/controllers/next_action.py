@@ -15,12 +15,19 @@ from retuned.control.facts import PolicyFact
 from retuned.control.outcome import code_of, conclude, searched
 from retuned.stages.gate import utc_minute
 from retuned.stages.hypothesis import Hypothesis
-from retuned.stages.proposal import AgainLimits, Proposal, Refusal, is_tunable, propose_again
+from retuned.stages.proposal import (
+    AgainLimits,
+    Proposal,
+    Refusal,
+    RefusalReason,
+    is_tunable,
+    propose_again,
+)
 from retuned_operator.controllers import experiment_facts, objects
 from retuned_operator.controllers.cluster_view import ClusterView, baseline, target_of
 from retuned_operator.controllers.hypothesis import allowing, planned_for
 from retuned_operator.controllers.ports import BY_TARGET
-from retuned_operator.kube.resources import EXPERIMENTS, POLICIES, PROPOSALS
+from retuned_operator.kube.resources import EXPERIMENTS, POLICIES, PROPOSALS, Obj
 from retuned_operator.schema import (
     ExperimentPhase,
     KernelExperiment,
@@ -35,6 +42,7 @@ LATER_S = 60.0
 """When to look again while something is not known, or something else is under way, seconds."""
 LIMITS = AgainLimits(rest=experiment_facts.PROPOSAL_TTL)
 """When a win that expired comes again."""
+_LESSON = str(RefusalReason.LIVE_LESSON)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +82,9 @@ def follow(
         If the target cannot be read.
     """
     phase, known = resource.status.phase, {each.type for each in resource.status.conditions}
+    deferred = phase is ExperimentPhase.NO_IMPROVEMENT and resource.status.reason == _LESSON
     wanted = phase is ExperimentPhase.SUCCEEDED or (
-        phase is ExperimentPhase.NO_IMPROVEMENT and REFINED not in known
+        phase is ExperimentPhase.NO_IMPROVEMENT and (AGAIN if deferred else REFINED) not in known
     )
     key = f"{resource.metadata.namespace}/{resource.spec.target_ref.name}"
     target = target_of(world, key) if wanted else None
@@ -83,6 +92,8 @@ def follow(
         return None
     if phase is ExperimentPhase.SUCCEEDED:
         return _again(world, resource, target, now=now)
+    if deferred:
+        return _after_lessons(world, resource, target, now=now)
     return _refined(world, resource, target)
 
 
@@ -179,8 +190,7 @@ def _again(
         detail = f"it expired, and is proposed again after {utc_minute(answer)}"
         seconds = (answer - now).total_seconds()
         return NextAction(type=AGAIN, reason="resting", detail=detail, look_again_s=seconds)
-    kernel = resource.spec.kernel.name
-    if any(e.spec.kernel == kernel and not e.status.phase.is_terminal for e in found):
+    if _is_busy(bodies, resource.spec.kernel.name):
         return LATER_S
     weighed = experiment_facts.weigh(
         world,
@@ -192,7 +202,7 @@ def _again(
     )
     if weighed.proposal is None:
         refusal = weighed.refusal or "not-proven"
-        detail = "the win does not hold any more"
+        detail = weighed.detail or "the win does not hold any more"
         return NextAction(type=AGAIN, reason=refusal, detail=detail, look_again_s=3600.0)
     detail = f"attempt {newest.spec.attempt + 1}: nobody had decided in time"
     return NextAction(
@@ -203,6 +213,47 @@ def _again(
         target=target,
         proposal=weighed.proposal,
     )
+
+
+def _after_lessons(
+    world: ClusterView, resource: KernelExperiment, target: TuningTarget, *, now: datetime
+) -> NextAction | float:
+    """Ask whether a win is proposed that a lesson has refused: it may be lifted, or not hold."""
+    made, environment = experiment_facts.made_for(world, resource), target.status.environment
+    if made is None or environment is None:
+        return LATER_S
+    if environment != resource.spec.environment:
+        stale, detail = RefusalReason.STALE_ENVIRONMENT, "the servers run on something else now"
+        return NextAction(type=AGAIN, reason=str(stale), detail=detail)
+    ended_at = resource.status.finished_at or now
+    answer = propose_again(
+        expired=0, expired_at=ended_at, measured_at=ended_at, now=now, limits=LIMITS
+    )
+    if isinstance(answer, Refusal):
+        return NextAction(type=AGAIN, reason=str(answer.reason), detail=answer.detail)
+    results = world.ledger.results(resource)
+    weighed = experiment_facts.weigh_anew(world, resource, target, made, results=results, now=now)
+    if weighed.refusal == _LESSON or _is_busy(made, resource.spec.kernel.name):
+        return LATER_S
+    if weighed.proposal is None:
+        refusal = weighed.refusal or "not-proven"
+        detail = weighed.detail or "the win does not hold any more"
+        return NextAction(type=AGAIN, reason=refusal, detail=detail)
+    detail = "the lesson of a live proof does not hold any more"
+    return NextAction(
+        type=AGAIN,
+        done=True,
+        reason="lesson-over",
+        detail=detail,
+        target=target,
+        proposal=weighed.proposal,
+    )
+
+
+def _is_busy(made: Sequence[Obj], kernel: str) -> bool:
+    """Whether a proposal for a kernel is open."""
+    found, _ = objects.all_of(SwapProposal, made)
+    return any(e.spec.kernel == kernel and not e.status.phase.is_terminal for e in found)
 
 
 def _is_of(proposal: SwapProposal, experiment: KernelExperiment) -> bool:

@@ -22,7 +22,7 @@ from retuned.stages.drift import DriftReport
 from retuned.stages.gate.limits import Metric
 from retuned.stages.hypothesis import Hypothesis, Untried
 from retuned.stages.profile import Counts, SignatureStat, WorkloadProfile
-from retuned.stages.proposal import Proposal, TableText, variant_of
+from retuned.stages.proposal import Lesson, Proposal, TableText, variant_of
 from retuned.stages.verdict import EvidenceFault, ServerEnvironment, Verdict
 from retuned_operator.agent_api.reports import PodReports
 from retuned_operator.kube.resources import Obj, Resource
@@ -382,6 +382,33 @@ class Ledger(Protocol):
         ------
         TemporaryError
             If they cannot be kept now.
+        """
+        ...
+
+    def teach(self, lesson: Lesson, *, id: str, target: str) -> None:
+        """Keep a lesson of a live proof, signed; keeping it again changes nothing.
+
+        Parameters
+        ----------
+        id
+            Of the proof.
+        target
+            The servers, ``namespace/name``.
+
+        Raises
+        ------
+        TemporaryError
+            If it cannot be kept now.
+        """
+        ...
+
+    def lessons(self, target: str) -> Sequence[Lesson]:
+        """Return what live proofs have taught of a target, oldest first.
+
+        Raises
+        ------
+        TemporaryError
+            If it cannot be read now.
         """
         ...
 

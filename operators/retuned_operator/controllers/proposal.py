@@ -26,7 +26,7 @@ from retuned.control.facts import RolloutAction
 from retuned.errors import RetunedError
 from retuned.ports import Telemetry
 from retuned.stages.proposal import Proposal
-from retuned_operator.controllers import conditions, live_proofs, writer
+from retuned_operator.controllers import conditions, lessons, live_proofs, writer
 from retuned_operator.controllers.cluster_view import ClusterView, Rollouts, facts_of, rollouts_of
 from retuned_operator.controllers.writer import ClusterWriter
 from retuned_operator.kube.errors import Conflict
@@ -130,6 +130,8 @@ class Proposals:
             target = rollouts.target
             for action in step.actions:
                 target = self._act(target, after, action)
+            # last: a rollback does not wait for it
+            lessons.teach(after, ledger=self._world.ledger, reports=self._world.reports)
         return _with(replace(rollouts, target=target), after), step
 
     def _turn(

@@ -14,6 +14,7 @@ from retuned_operator.agent_api.reports import FRESH, PodReports
 from retuned_operator.controllers.cluster_view import ClusterView, pods_of, target_of
 from retuned_operator.controllers.conditions import condition
 from retuned_operator.controllers.job_requests import no_place
+from retuned_operator.controllers.lessons import with_lessons
 from retuned_operator.controllers.objects import ObservedPod
 from retuned_operator.controllers.ports import Tunables
 from retuned_operator.controllers.proposal import NOT_KNOWN_S
@@ -63,6 +64,7 @@ class Targets:
         status = observed(target, pods, heard, now=now)
         status = with_place(target, status, no_place(target, self._jobs), now=now)
         status = with_tunables(status, self._world.tunables, target=key)
+        status = with_lessons(status, self._world, target)
         self._acting.status(TARGETS, target, status)
         return again_s(key) if pods else None
 

@@ -29,6 +29,7 @@ _WRITERS = {
     DECISIONS.plural: "retuned-approver (or retuned-break-glass, for --break-glass)",
     FREEZES.plural: "retuned-admin",
     EXPERIMENTS.plural: "retuned-admin",
+    TARGETS.plural: "retuned-admin",
 }
 _OURS = frozenset(r.plural for r in (TARGETS, POLICIES, EXPERIMENTS, PROPOSALS, DECISIONS, FREEZES))
 

@@ -12,7 +12,7 @@ import typer
 
 from retuned.errors import RetunedError
 from retuned.text import say_error, stdout
-from retuned_operator.kubectl import freezes, inject, policy, report, review, status
+from retuned_operator.kubectl import freezes, inject, lessons, policy, report, review, status
 
 app = typer.Typer(
     name="kubectl-retuned",
@@ -58,6 +58,7 @@ for command in (
     report.report,
     freezes.freeze,
     freezes.thaw,
+    lessons.rearm,
     inject.inject,
 ):
     app.command(command.__name__)(command)

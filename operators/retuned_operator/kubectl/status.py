@@ -10,7 +10,7 @@ from typing import Any
 from retuned.errors import UnreadableInput
 from retuned.stages.gate import TuningFreeze as Sign
 from retuned.stages.proposal import TUNABLE
-from retuned.text import ago, print_table, say, short_id, stdout
+from retuned.text import ago, print_table, safe, say, short_id, stdout
 from retuned_operator.kube.resources import EXPERIMENTS, POLICIES, PROPOSALS, TARGETS
 from retuned_operator.kubectl.cluster_session import ClusterSession, full_name
 from retuned_operator.kubectl.connection import open_desk
@@ -127,6 +127,7 @@ def _print(seen: _ClusterObjects, desk: ClusterSession, *, wide: bool) -> None:
     else:
         _print_targets(seen.targets, desk, wide=wide)
         _print_tunables(seen.targets)
+        _print_lessons(seen.targets)
     for target in seen.targets:
         condition = _condition(target.status.conditions)
         if condition is None or condition.status is not ConditionStatus.TRUE:
@@ -180,6 +181,19 @@ def _print_tunables(targets: Sequence[TuningTarget]) -> None:
     ]
     if rows:
         print_table(("target", "tunable", "why no experiment"), rows)
+
+
+def _print_lessons(targets: Sequence[TuningTarget]) -> None:
+    """Print the lessons of live proofs in force."""
+    for target in targets:
+        for each in target.status.lessons:
+            kernel = safe(each.kernel, limit=128)
+            stdout().print(
+                f"{full_name(target)}: {kernel} ({each.guard}) is not proposed again "
+                f"(live-lesson): {safe(each.sentence, limit=1000)}. `kubectl retuned rearm "
+                f"{kernel} --lessons --reason ...` lifts it.",
+                soft_wrap=True,
+            )
 
 
 def _condition(conditions: Sequence[Condition]) -> Condition | None:

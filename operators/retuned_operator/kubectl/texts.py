@@ -204,6 +204,9 @@ def _progress(found: SwapProposal) -> list[tuple[str, str]]:
         rows.append(("looks", words))
     for each in status.live_proofs[-_PROOFS_SHOWN:]:
         rows.append(("live traffic", f"{each.name}: {each.sentence or each.phase or 'asked'}"))
+    for each in status.sentinels:
+        waits = "waits for the end of its day" if each.phase else "is not asked for"
+        rows.append(("sentinel", f"{each.name}: {each.sentence or waits}"))
     newest = status.history[-_PHASES_SHOWN:]
     if newest:
         steps = [f"{step.to} {step.at.isoformat(sep=' ', timespec='minutes')}" for step in newest]

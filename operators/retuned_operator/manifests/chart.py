@@ -22,7 +22,7 @@ from retuned_operator.manifests.cluster import (
     quota,
 )
 from retuned_operator.manifests.injection import PYTHONPATH, SITE, inject
-from retuned_operator.manifests.names import CONTAINER, INJECT, TARGET
+from retuned_operator.manifests.names import CONTAINER, INJECT, METRICS_URL, TARGET
 from retuned_operator.manifests.pod_security import container_security, pod_security
 from retuned_operator.manifests.roles import (
     experiment_rules,
@@ -51,6 +51,7 @@ _TEXTS = {
     "memory": "VALUE-memory",
     "artifacts": "VALUE-artifacts",
     "metrics_address": "VALUE-metrics-address",
+    "server_metrics_url": "http://VALUE-server-metrics",
 }
 _TARGET = "VALUE-target"
 
@@ -104,6 +105,7 @@ def sidecar_template() -> str:
             "container": CONTAINER,
             "target": TARGET,
             "pythonpath": PYTHONPATH,
+            "serverMetricsUrl": METRICS_URL,
         },
         "env": [each for each in server["env"] if each["name"] != "PYTHONPATH"],
         "volumeMounts": server["volumeMounts"],

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeGuard
 
-from retuned_operator.manifests.names import CONTAINER, INJECT, TARGET
+from retuned_operator.manifests.names import CONTAINER, INJECT, METRICS_URL, TARGET
 from retuned_operator.manifests.settings import SidecarSettings
 from retuned_operator.manifests.sidecar import (
     DELIVERY,
@@ -160,7 +160,11 @@ def _injected(
     server["env"] = _server_environment(server.get("env") or [], annotations, settings)
     server["volumeMounts"] = [*(server.get("volumeMounts") or []), *server_mounts()]
     spec["volumes"] = [*(spec.get("volumes") or []), *volumes(settings)]
-    first = [delivery(settings), sidecar(settings, target=str(annotations.get(TARGET, "")))]
+    said = {name: str(annotations.get(name, "")) for name in (TARGET, METRICS_URL)}
+    first = [
+        delivery(settings),
+        sidecar(settings, target=said[TARGET], metrics_url=said[METRICS_URL]),
+    ]
     if _is_limited(spec):
         for each in first:
             each["resources"]["requests"] = dict(each["resources"]["limits"])

@@ -26,6 +26,8 @@ CONTAINER = f"{GROUP}/container"
 """Annotation that names the container that serves, where a pod has several."""
 TARGET = f"{GROUP}/target"
 """Annotation that names the TuningTarget; the name of the server towards people."""
+METRICS_URL = f"{GROUP}/server-metrics-url"
+"""Annotation with the address of the server's own metrics, as its pod reaches it."""
 
 _HASH_DIGITS = 20
 

@@ -18,6 +18,7 @@ from retuned.api.target import Vendor
 from retuned.errors import UnreadableInput
 
 Selector = Mapping[str, str]
+_HTTP = ("http://", "https://")
 _DETECTORS = ("production", "demo")
 _LOG_FORMATS = ("text", "json")
 
@@ -233,6 +234,9 @@ class SidecarSettings:
     """Longest time that one such window records."""
     detector: str = "production"
     """How eager the drift detector is: ``production`` for days of traffic, ``demo`` for minutes."""
+    server_metrics_url: str = ""
+    """Where a server has its own metrics, as its pod reaches them, such as
+    ``http://127.0.0.1:8000/metrics``; the annotation of a pod goes first. Empty reads none."""
     traces_url: str = ""
     """Where spans are posted, OTLP over HTTP; the pods of servers must reach it. Empty sends
     none."""
@@ -257,6 +261,8 @@ class SidecarSettings:
                 "a profiler window comes every 1 to 86400 seconds, 0 is never, and records 5 to "
                 "5000 milliseconds"
             )
+        if self.server_metrics_url and not self.server_metrics_url.startswith(_HTTP):
+            raise ValueError("the server's metrics are read over http or https")
         if self.detector not in _DETECTORS:
             raise ValueError(f"detector is {' or '.join(_DETECTORS)}, not {self.detector[:40]!r}")
         if self.log_format not in _LOG_FORMATS:

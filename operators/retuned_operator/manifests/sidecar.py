@@ -76,7 +76,7 @@ def delivery(settings: SidecarSettings) -> dict[str, Any]:
     }
 
 
-def sidecar(settings: SidecarSettings, *, target: str) -> dict[str, Any]:
+def sidecar(settings: SidecarSettings, *, target: str, metrics_url: str = "") -> dict[str, Any]:
     """Return the sidecar, a native one.
 
     Parameters
@@ -85,6 +85,8 @@ def sidecar(settings: SidecarSettings, *, target: str) -> dict[str, Any]:
         How it looks.
     target
         TuningTarget that the pod says it is of; empty leaves that to the operator.
+    metrics_url
+        Address of the server's metrics; empty takes that of the settings.
     """
     values = {
         "RETUNED_AGENT_URL": settings.agent_url,
@@ -99,6 +101,7 @@ def sidecar(settings: SidecarSettings, *, target: str) -> dict[str, Any]:
         "RETUNED_SETTLE_S": str(settings.settle_s),
         "RETUNED_BASELINE_WINDOWS": str(settings.baseline_windows),
         "RETUNED_DETECTOR_PRESET": settings.detector,
+        "RETUNED_SERVER_METRICS_URL": metrics_url or settings.server_metrics_url,
         "RETUNED_TRACES_URL": settings.traces_url,
         "RETUNED_METRICS_ADDRESS": settings.metrics_address,
         "RETUNED_METRICS_PORT": str(METRICS_PORT),

@@ -161,12 +161,13 @@ def _lines(found: SwapProposal) -> Iterator[Line]:
     for look in found.status.analysis.last:
         words = ": ".join(filter(None, (look.reason, look.detail)))
         yield Line(at=look.at, who="retuned", what=f"look {look.outcome}", detail=words)
-    for proof in found.status.live_proofs:
-        if proof.at is not None:
-            detail = f"{proof.name}: {proof.sentence}"
-            yield Line(
-                at=proof.at, who="retuned", what=f"live-proof-{proof.verdict}", detail=detail
-            )
+    told = {"live-proof": found.status.live_proofs, "sentinel": found.status.sentinels}
+    for cause, proofs in told.items():
+        for proof in proofs:
+            if proof.at is not None:
+                detail = f"{proof.name}: {proof.sentence}"
+                what = f"{cause}-{proof.verdict}"
+                yield Line(at=proof.at, who="retuned", what=what, detail=detail)
 
 
 def _line(step: Step, found: SwapProposal) -> Line:

@@ -27,7 +27,7 @@ from retuned.experiment.pod_task import COMPILE_GATES
 from retuned.lab.evidence_check import wrong_with
 from retuned.ports import Finding, Spans, Store
 from retuned.stages.hypothesis import Hypothesis
-from retuned.stages.proposal import Proposal, TableText, is_tunable, verified
+from retuned.stages.proposal import Lesson, Proposal, TableText, is_tunable, verified
 from retuned.stages.verdict import (
     Claim,
     EvidenceFault,
@@ -38,6 +38,7 @@ from retuned.stages.verdict import (
 )
 from retuned.store.envelopes import seal, unseal
 from retuned.store.keys import Ed25519Notary
+from retuned.store.lessons import LESSON, keep, kept
 from retuned.telemetry.spans import NoSpans
 from retuned_operator.agent_api.ports import PodRecord, Receipt, Said
 from retuned_operator.controllers.ports import (
@@ -358,6 +359,16 @@ class StoreLedger:
     def keep_proof(self, document: bytes) -> Digest:
         """Sign and keep the pairs of a live proof; see `Ledger.keep_proof`."""
         return self._store.put_blob(seal(document, notary=self._notary))
+
+    def teach(self, lesson: Lesson, *, id: str, target: str) -> None:
+        """Sign and keep a lesson; see `Ledger.teach`."""
+        name = f"{target}/{id}"
+        if self._store.get(LESSON, name) is None:
+            keep(self._store, lesson, id=name, notary=self._notary)
+
+    def lessons(self, target: str) -> Sequence[Lesson]:
+        """Return the lessons of a target; see `Ledger.lessons`."""
+        return kept(self._store, prefix=f"{target}/")
 
     def task(self, experiment: KernelExperiment, role: JobRole, *, arch: str = "") -> str:
         """Return the lab's task; see `Ledger.task` and `Tasks`."""

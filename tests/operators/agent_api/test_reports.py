@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from retuned.api.agent import BlockedOrder, OrderDone, Outcome, PodRef, SlotWatch, WatchPost
+from retuned.api.agent import (
+    BlockedOrder,
+    LevelsState,
+    OrderDone,
+    Outcome,
+    PodProof,
+    PodRef,
+    ProofPost,
+    SlotWatch,
+    WatchPost,
+)
 from retuned.stages.watch import WatchAction, WatchReport
+from retuned.stages.watch.proof import Phase, ProofClaim, ProofReason, Verdict
 from retuned_operator.agent_api import PodRecord, Receipt, Reports
 from retuned_operator.agent_api.ports import Said
 from retuned_operator.agent_api.reports import FRESH
@@ -91,3 +102,18 @@ def test_a_pod_that_was_silent_or_is_another_one_by_now_is_news() -> None:
     hearing.hear(post(slot()))
     assert hearing.hear(post(slot()), after_s=FRESH.total_seconds() + 1.0) == 1
     assert hearing.hear(post(slot()), uid="u-1") == 1
+
+
+def test_what_a_pod_reports_of_its_metrics_its_engine_and_its_days_is_news() -> None:
+    hearing = Hearing()
+    told = ProofPost(pod=REF, target=TARGET)
+    day = PodProof(
+        order="o", proposal="p", definition="gemm", epoch=3, phase=Phase.DONE, pairs=0,
+        claim=ProofClaim(verdict=Verdict.HELPS, reason=ProofReason.FASTER, pairs=()),
+    )  # fmt: skip
+    hearing.hear(told)
+    assert hearing.hear(told) == 0
+    for update in ({"levels": LevelsState.READ}, {"engine": "vllm 0.33.0"}, {"days": (day,)}):
+        told = told.model_copy(update=update)
+        assert hearing.hear(told) == 1, update
+        assert hearing.hear(told) == 0

@@ -23,7 +23,7 @@ from tests.operators.world import GROUPS, POLICY
 from retuned.api.agent import ProofOrder
 from retuned.clock import FakeClock
 from retuned.control import ResultFact
-from retuned.control.live_proofs import proof_orders
+from retuned.control.sentinels import all_orders
 from retuned.ports import Spans
 from retuned.stages.gate import DecisionKind, StopPolicy
 from retuned.stages.swap import SwapOrder
@@ -189,7 +189,7 @@ class Cluster:
 
     def proofs_of(self, server: ServerPod) -> Sequence[ProofOrder]:
         """Return what the operator asks a pod to prove."""
-        return proof_orders(server.uid, self.proposals())
+        return all_orders(server.uid, self.proposals())
 
     def tell(self, server: ServerPod) -> None:
         """Let one sidecar tell how its server stands."""

@@ -17,7 +17,7 @@ from retuned.ports import Finding
 from retuned.stages.gate.limits import Metric
 from retuned.stages.hypothesis import Hypothesis
 from retuned.stages.profile import SignatureStat
-from retuned.stages.proposal import Proposal, TableText
+from retuned.stages.proposal import Lesson, Proposal, TableText
 from retuned.stages.verdict import (
     EvidenceFault,
     Interval,
@@ -63,6 +63,8 @@ class FakeLedger:
         self.tables: dict[Digest, ProvenTable] = {}
         self.proofs: list[bytes] = []
         """What was kept of live proofs, oldest first."""
+        self.learned: dict[tuple[str, str], Lesson] = {}
+        """What live proofs have taught, by target and proof."""
         self.collecting: Callable[[KernelExperiment], object] = lambda _: None
 
     def belief(self, id: str) -> Hypothesis | None:
@@ -112,6 +114,12 @@ class FakeLedger:
     def keep_proof(self, document: bytes) -> Digest:
         self.proofs.append(document)
         return digest_of(document.decode())
+
+    def teach(self, lesson: Lesson, *, id: str, target: str) -> None:
+        self.learned.setdefault((target, id), lesson)
+
+    def lessons(self, target: str) -> Sequence[Lesson]:
+        return [lesson for (of, _), lesson in self.learned.items() if of == target]
 
     def table(self, digest: Digest) -> ProvenTable | None:
         return self.tables.get(digest)

@@ -12,6 +12,7 @@ from tests.operators.controllers.memory import KERNEL
 from retuned.api.agent import (
     BlockedOrder,
     Hello,
+    LevelsState,
     PodProof,
     PodRef,
     ProcessEnvironment,
@@ -61,6 +62,10 @@ class ServerPod:
 
     steps: str | None = None
     """Why its steps cannot be timed, empty if they can; None: its sidecar reports no proofs."""
+    levels: LevelsState = LevelsState.ABSENT
+    """Whether it reads the server's service levels."""
+    engine: str = ""
+    """Name and version of its engine."""
     asked: Sequence[ProofOrder] = ()
     """What the operator asks it to prove."""
     proves: Callable[[ProofOrder], PodProof | None] = lambda _: None
@@ -96,7 +101,14 @@ class ServerPod:
             report=report,
         )
         proofs = filter(None, map(self.proves, self.asked))
-        post = ProofPost(pod=ref, target=target, unavailable=self.steps or "", proofs=tuple(proofs))
+        post = ProofPost(
+            pod=ref,
+            target=target,
+            unavailable=self.steps or "",
+            levels=self.levels,
+            engine=self.engine,
+            proofs=tuple(proofs),
+        )
         return (
             Hello(pod=ref, target=target, version=1, release="1", at=at, environments=(SERVER,)),
             *([] if self.steps is None else [post]),

@@ -22,32 +22,36 @@ from tests.operators.controllers.test_swaps import active, agree, phase, propose
 from tests.operators.world import POLICY
 from tests.sidecar.sidecar_world import CLEAN, PodWorld
 from tests.stages.watch_proof.blocks import Run, slower
-from tests.standalone.test_live_proof_loop import Live
+from tests.standalone.test_live_proof_loop import Counts, Live
 
-from retuned.api.agent import PodProof, PodRef, ProofOrder, ProofPost
+from retuned.api.agent import LevelsState, PodProof, PodRef, ProofOrder, ProofPost
 from retuned.api.proposal import LiveProofStatus
 from retuned.contract import Digest
 from retuned.errors import TemporaryError
 from retuned.ports import Swapper
 from retuned.runtime_client.fake import FakeSwapper
-from retuned.sidecar import live_proofs
 from retuned.sidecar.artifacts import Artifacts
 from retuned.sidecar.key_pinning import PinnedKeys
 from retuned.sidecar.main import Sidecar
 from retuned.sidecar.operator_api import take_bundle
 from retuned.sidecar.store import PodStore
 from retuned.stages.watch.proof import (
+    Arm,
+    PairKind,
+    PairResult,
     Phase,
     ProofClaim,
     ProofReason,
     ProofSettings,
     Verdict,
+    VoidReason,
     settings_of,
 )
 from retuned.stages.watch.proof.records import MAX_PAIRS
 from retuned.store.keys import Ed25519Notary
 from retuned_operator.agent_api.artifacts import bundle_of, pieces
 from retuned_operator.agent_api.requests import MAX_BYTES
+from retuned_operator.kube.resources import PODS
 from retuned_operator.schema import ProposalPhase as P
 
 OPEN = datetime(2026, 3, 3, 0, 30, tzinfo=UTC)
@@ -178,6 +182,27 @@ def test_a_server_that_cannot_be_switched_is_kept_unmeasured_under_keep() -> Non
     assert proofs(cluster) == ()
 
 
+SLO: dict[str, Any] = {"slo": {"maxQueue": 4}}
+
+
+@pytest.mark.parametrize("levels", [LevelsState.ABSENT, LevelsState.SILENT])
+def test_required_holds_a_swap_while_a_server_shows_no_service_levels(levels: LevelsState) -> None:
+    cluster = begun(**SLO)
+    able(cluster, reports(-0.03))
+    for server in cluster.servers.values():
+        server.levels = LevelsState.READ
+    first = next(iter(cluster.servers.values()))
+    first.levels = levels
+    for _ in range(20):
+        cluster.turn()
+    status = cluster.proposals()[0].status
+    assert (status.phase, status.reason) == (P.SCHEDULED, "live-proof-unavailable")
+    assert status.detail == "no live proof is possible: chat-0: no-service-levels"
+    assert set(active(cluster)) == {None}
+    first.levels = LevelsState.READ
+    reached(cluster, P.PROMOTED)
+
+
 def test_a_swap_that_harms_in_one_pod_goes_back_everywhere() -> None:
     cluster = begun()
     able(cluster, reports(-0.03))
@@ -210,7 +235,20 @@ def lie_about_the_time(true: ProofClaim) -> ProofClaim:
     return true.model_copy(update=update | {"pairs": few})
 
 
-@pytest.mark.parametrize("lie", [lie_about_the_verdict, lie_about_the_time])
+def lie_about_service_levels(true: ProofClaim) -> ProofClaim:
+    few = tuple(pair for pair in true.pairs if pair.sham)
+    number, kind = few[-1].number, PairKind.SHORT
+    cut = [
+        PairResult(number=number + n, kind=kind, first=Arm.ON, void=VoidReason.ABANDONED)
+        for n in (1, 2, 3)
+    ]
+    update = {"verdict": Verdict.TOO_LITTLE_TRAFFIC, "reason": ProofReason.SLO_PRESSURE}
+    return true.model_copy(update=update | {"pairs": (*few, *cut)})
+
+
+@pytest.mark.parametrize(
+    "lie", [lie_about_the_verdict, lie_about_the_time, lie_about_service_levels]
+)
 def test_a_pod_that_lies_about_its_verdict_keeps_no_swap(
     lie: Callable[[ProofClaim], ProofClaim],
 ) -> None:
@@ -309,6 +347,7 @@ class ProvingPod(PodWorld):
         ref = PodRef(namespace=cluster.namespace, name=server.name, uid=server.uid)
         self.operator = ProvingAgent(cluster, ref)  # type: ignore[arg-type,assignment]  # its own
         self.live = Live(self)  # type: ignore[arg-type]  # it has a clock and a server
+        self.counts = Counts(self.live, lambda _: False)
         self.start()
 
     def swaps(self, store: PodStore, artifacts: Artifacts, believed: PinnedKeys) -> Swapper:
@@ -317,14 +356,16 @@ class ProvingPod(PodWorld):
     def start(self, *, configured: str = "") -> Sidecar:
         made = super().start(configured=configured)
         if hasattr(self, "live"):
-            self.sidecar = Sidecar(replace(made.ctx, live_steps=self.live))
+            self.sidecar = Sidecar(
+                replace(made.ctx, live_steps=self.live, service_counts=self.counts)
+            )
         return self.sidecar
 
     def work(self) -> None:
         self.turn(0.0)
         if self.server.slots()[0].active is not None:
             self.server.counts[KERNEL] = dict(CLEAN)
-        live_proofs.prove(self.ctx, threading.Event())
+        self.sidecar.prove(threading.Event())
 
 
 class ProvingAgent(Agent):
@@ -351,6 +392,12 @@ class ProvingCluster(Cluster):
     def sidecars(self) -> None:
         for pod in self.pods.values():
             pod.work()
+
+    def stop_pod(self, name: str) -> None:
+        """Let a pod go."""
+        pod = self.pods.pop(name)
+        del self.servers[pod.operator.pod.uid]
+        self.remove(PODS, name)
 
     def serving(self) -> set[str | None]:
         """Return what the launches of all servers run."""
@@ -402,3 +449,17 @@ def test_a_sidecar_and_an_operator_that_are_killed_in_the_middle_continue(tmp_pa
     ]
     assert voids.count("abandoned") == 1
     assert cluster.serving() == {NEW}
+
+
+def test_real_sidecars_whose_service_levels_are_not_met_take_a_swap_back(tmp_path: Path) -> None:
+    cluster = ProvingCluster(tmp_path, **SLO)
+    for pod in cluster.pods.values():
+        pod.live.effect = -0.04
+        pod.counts.busy = lambda at_s: at_s % 72.0 > 69.0
+    propose(cluster)
+    agree(cluster)
+    reached(cluster, P.ROLLED_BACK)
+    (entry,) = proofs(cluster)
+    assert (entry.verdict, entry.reason) == ("too-little-traffic", "slo-pressure")
+    assert cluster.serving() == {None}
+    assert not cluster.target().status.quarantine, "load says nothing of the swap"

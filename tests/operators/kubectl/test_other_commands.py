@@ -16,7 +16,7 @@ from tests.operators.examples import ARTIFACT
 from tests.operators.kubectl.conftest import ROLES, Cluster, Run
 from typer.testing import CliRunner
 
-from retuned_operator.kube.resources import FREEZES
+from retuned_operator.kube.resources import FREEZES, TARGETS
 from retuned_operator.kubectl import completion
 from retuned_operator.kubectl.commands import app
 from retuned_operator.kubectl.completion import completed
@@ -66,6 +66,64 @@ def test_status_shows_tunables_and_why_there_is_no_experiment(cluster: Cluster, 
         assert part in text
     body = run("status", "-o", "json")
     assert body["targets"][0]["status"]["tunables"][0]["reason"] == "all-tried"
+
+
+LESSON = {
+    "kernel": "rmsnorm_h512",
+    "guard": {"bounds": {}},
+    "kind": "harms",
+    "sentence": "harms (slower): steps take 3.0 % more time",
+    "claimedSaving": 0.03,
+    "at": "2026-03-02T10:00:00Z",
+}
+
+
+def lifted(cluster: Cluster) -> list[dict[str, Any]]:
+    (body,) = cluster.fake.api().list(TARGETS).items
+    found: list[dict[str, Any]] = body["spec"].get("liftedLessons", [])
+    return found
+
+
+def test_status_shows_the_lessons_in_force_and_how_to_lift_them(cluster: Cluster, run: Run) -> None:
+    cluster.target(lessons=[LESSON])
+    text = run("status")
+    assert "rmsnorm_h512 (all shapes) is not proposed again (live-lesson): harms" in text
+    assert "`kubectl retuned rearm rmsnorm_h512 --lessons --reason ...` lifts it" in text
+
+
+def test_a_person_with_the_role_lifts_the_lessons_on_a_kernel(cluster: Cluster, run: Run) -> None:
+    cluster.target(lessons=[LESSON, LESSON | {"kernel": "rope_h512"}])
+    words = ("rearm", "rmsnorm_h512", "--lessons", "--reason", "another model")
+    assert "ClusterRole retuned-admin" in run(*words, who="eve", code=1)
+    assert lifted(cluster) == []
+    text = run(*words, who="grace")
+    assert "Lifted in serving/chat" in text
+    assert "rmsnorm_h512: harms (slower)" in text
+    (entry,) = lifted(cluster)
+    assert (entry["kernel"], entry["reason"]) == ("rmsnorm_h512", "another model")
+    body = run(*words[:-1], "once more", "-o", "json", who="grace")
+    assert body["target"] == "serving/chat"
+    assert [each["reason"] for each in lifted(cluster)] == ["once more"]
+    run("rearm", "rope_h512", "--lessons", "--target", "chat", "-m", "why", who="grace")
+    assert [each["kernel"] for each in lifted(cluster)] == ["rmsnorm_h512", "rope_h512"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("rmsnorm_h512", "-m", "why"), 2, "--lessons is needed"),
+        (("rmsnorm_h512", "--lessons"), 2, "--reason is needed"),
+        (("rmsnorm_h512", "--lessons", "-m", "w" * 1001), 2, "1000 are kept"),
+        (("rope_h512", "--lessons", "-m", "why"), 1, "no lesson on rope_h512 holds"),
+        (("rmsnorm_h512", "--lessons", "-m", "why", "--target", "x"), 2, "no target 'x'"),
+    ],
+)
+def test_what_lifts_no_lesson_is_refused(
+    cluster: Cluster, run: Run, words: tuple[str, ...], code: int, says: str
+) -> None:
+    cluster.target(lessons=[LESSON])
+    assert says in run("rearm", *words, who="grace", code=code)
+    assert lifted(cluster) == []
 
 
 def test_a_role_in_one_namespace_is_enough_to_look_at_it(cluster: Cluster, run: Run) -> None:

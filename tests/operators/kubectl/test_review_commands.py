@@ -81,6 +81,22 @@ def test_a_rollout_shows_its_live_proofs(cluster: Cluster, run: Run) -> None:
     assert "chat-1: pilot" in shown
 
 
+def test_a_promoted_swap_shows_its_sentinel(cluster: Cluster, run: Run) -> None:
+    at = "2026-03-02T12:00:00Z"
+    asked = {"epoch": 2, "wave": 0, "swapped": 1, "since": at, "rule": {"mode": "required"}}
+    sentence = "helps (faster): steps take 4.0 % less time"
+    days = [
+        {"name": "chat-0", "uid": "u0"} | asked | {"verdict": "helps", "sentence": sentence},
+        {"name": "chat-1", "uid": "u1"} | asked | {"phase": "sentinel"},
+        {"name": "chat-2", "uid": "u2"} | asked,
+    ]
+    cluster.proposal(cluster.policy(), phase="Promoted", status={"sentinels": days})
+    shown = " ".join(run("show", NAME).split())
+    assert f"sentinel chat-0: {sentence}" in shown
+    assert "chat-1: waits for the end of its day" in shown
+    assert "chat-2: is not asked for" in shown
+
+
 def test_names_cannot_steer_a_terminal(cluster: Cluster, run: Run) -> None:
     cluster.proposal(None, risk={"level": "low", "reasons": ["\x1b[31mred"]})
     assert "\x1b" not in run("show", NAME)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -15,7 +16,9 @@ from tests.operators.review.conftest import Looking
 
 from retuned.api.agent import PodRef, ProfileReport
 from retuned.contract import Solution
+from retuned.stages.gate import LiveProof
 from retuned.stages.profile import Signature, SignatureStat, WorkloadProfile
+from retuned.stages.watch import Hours
 from retuned.store.memory import MemoryStore
 from retuned_operator.agent_api.ports import PodRecord
 from retuned_operator.controllers.ports import LiveShapes
@@ -27,6 +30,7 @@ from retuned_operator.store.results import ResultFolder
 
 SINCE = datetime(2026, 11, 2, 12, tzinfo=UTC)
 POD = PodRecord(namespace="serving", name="chat-0", uid="uid-0", target="serving/chat")
+WORLD, OTHER = examples.WORLD, "sha256:" + "5" * 64
 KERNEL = str(examples.a_swap()["spec"]["kernel"])
 
 
@@ -65,7 +69,7 @@ class World:
         self.sums = ClusterAccounts(
             self.store, Looking(fake), kernels=Kernels(), results=ResultFolder(folder)
         )
-        fake.make(TARGETS, examples.a_target())
+        self.target = fake.make(TARGETS, examples.a_target())
         body = examples.a_swap(guard={"bounds": {"M": [1, 512]}})
         self.swap = fake.make(PROPOSALS, body, **self.status("Promoted"))
 
@@ -115,6 +119,103 @@ class World:
 def world(tmp_path: Path) -> Any:
     with FakeApi() as fake:
         yield World(fake, tmp_path)
+
+
+def proven(verdict: str, effect: float | None, *, environment: str = WORLD) -> dict[str, Any]:
+    """Return a live proof in a status."""
+    reason = {"helps": "faster", "harms": "slower"}.get(verdict, "noise")
+    rule = LiveProof().model_dump(mode="json", by_alias=True)
+    entry = {
+        "name": "chat-0",
+        "uid": "uid-0",
+        "epoch": 1,
+        "environment": environment,
+        "wave": 0,
+        "swapped": 1,
+        "since": SINCE.isoformat(),
+        "at": SINCE.isoformat(),
+        "rule": rule,
+        "verdict": verdict,
+        "reason": reason,
+    }
+    shown = (
+        {} if effect is None else {"effect": effect, "low": effect - 0.01, "high": effect + 0.01}
+    )
+    return entry | shown
+
+
+def show(world: World, *entries: dict[str, Any], environment: str | None = WORLD) -> None:
+    """Let live proofs have ended, and all servers run on the same."""
+    status = world.status("Promoted") | {"liveProofs": list(entries)}
+    world.swap = world.fake.set_status(PROPOSALS, world.swap, **status)
+    world.fake.set_status(TARGETS, world.target, environment=environment)
+
+
+def test_what_a_live_proof_has_shown_is_saved_and_nothing_is_claimed(world: World) -> None:
+    show(world, proven("helps", -0.05))
+    world.hear(after=timedelta(hours=1))
+    world.hear(after=timedelta(hours=2))
+    world.fake.api().delete(PROPOSALS, world.swap["metadata"]["name"], namespace="serving")
+    (account,) = world.sums.accounts()
+    busy_h = 4.0  # of both kernels, in two windows
+    assert account.saved_h.point == pytest.approx(busy_h * math.expm1(0.05))
+    assert account.saved_h.lower == pytest.approx(busy_h * math.expm1(0.04))
+    assert account.saved_h.upper == pytest.approx(busy_h * math.expm1(0.06))
+    assert (account.claimed_h, account.proven, account.swaps) == (Hours(), 1, 1)
+
+
+def test_a_sampled_rank_stands_for_all_gpus_also_in_what_was_shown(world: World) -> None:
+    show(world, proven("helps", -0.05))
+    world.hear(after=timedelta(hours=1), pod=replace(POD, gpus=8), counted=False, traced=2)
+    (account,) = world.sums.accounts()
+    assert account.saved_h.point == pytest.approx(4 * 2.0 * math.expm1(0.05))
+
+
+def test_of_the_proofs_of_several_waves_the_least_gain_counts(world: World) -> None:
+    show(world, proven("helps", -0.05), proven("helps", -0.02), proven("helps", -0.04))
+    world.hear(after=timedelta(hours=1))
+    (account,) = world.sums.accounts()
+    assert account.saved_h.point == pytest.approx(2.0 * math.expm1(0.02))
+
+
+@pytest.mark.parametrize(
+    ("entry", "environment"),
+    [
+        (proven("too-little-traffic", -0.05), WORLD),
+        (proven("not-concluded", None), WORLD),
+        (proven("helps", -0.05, environment=OTHER), WORLD),
+        (proven("helps", -0.05), OTHER),
+        (proven("helps", -0.05, environment=""), None),
+    ],
+)
+def test_what_no_proof_has_shown_in_this_environment_remains_a_claim(
+    world: World, entry: dict[str, Any], environment: str | None
+) -> None:
+    show(world, entry, environment=environment)
+    world.hear(after=timedelta(hours=1))
+    (account,) = world.sums.accounts()
+    assert (account.saved_h, account.proven) == (Hours(), 0)
+    assert account.claimed_h.point > 0.0
+
+
+def test_after_a_change_of_the_servers_the_hours_before_it_remain_saved(world: World) -> None:
+    show(world, proven("helps", -0.05))
+    world.hear(after=timedelta(hours=1))
+    show(world, proven("helps", -0.05), environment=OTHER)
+    world.hear(after=timedelta(hours=2))
+    (account,) = world.sums.accounts()
+    assert account.saved_h.point == pytest.approx(2.0 * math.expm1(0.05))
+    assert account.claimed_h.point > 0.0
+    assert (account.swaps, account.proven) == (1, 1)
+
+
+def test_a_proven_swap_that_went_back_saved_nothing(world: World) -> None:
+    show(world, proven("helps", -0.05))
+    world.hear(after=timedelta(hours=1))
+    world.set("RolledBack")
+    world.sums.keep_up()
+    (account,) = world.sums.accounts()
+    assert (account.saved_h, account.claimed_h, account.taken_back) == (Hours(), Hours(), 1)
 
 
 def saved(world: World) -> Sequence[object]:

@@ -215,6 +215,18 @@ def test_a_proposal_is_told_once_settled_and_told_to_run_with_links_and_commands
     site.move("RolledBack", reason="shadow-mismatch")
     look(channels)
     assert "Rolled back (shadow-mismatch" in site.ear.took[-1].raw.decode()
+    assert "critical" not in site.ear.took[-1].raw.decode()
+
+
+def test_a_promoted_swap_that_a_sentinel_takes_back_pages(site: Site) -> None:
+    site.cluster.proposal(None, phase="Promoted")
+    channels, _ = site.begun()
+    look(channels)
+    site.move("RollingBack", reason="sentinel-slower")
+    site.move("RolledBack", reason="sentinel-slower")
+    look(channels)
+    told = [each.raw for each in site.ear.took if b"Rolled back (sentinel-slower" in each.raw]
+    assert any(b"critical" in each for each in told)
 
 
 def test_a_way_back_that_fails_is_an_incident_of_its_own_that_ends_with_it(site: Site) -> None:

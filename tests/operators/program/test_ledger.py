@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.control.test_lessons import a_lesson
 from tests.operators import examples
 from tests.standalone.local_world import INCUMBENT, LOST, WINNER, WON
 from tests.standalone.proofs import MACHINE, proof
@@ -30,6 +31,7 @@ from retuned.stages.profile import WorkloadProfile
 from retuned.stages.proposal import Proposal, propose
 from retuned.stages.verdict import EvidenceFault, JudgeSettings, Reason, ServerEnvironment, Status
 from retuned.store.keys import Ed25519Notary
+from retuned.store.lessons import LESSON
 from retuned.store.sqlite import SqliteStore
 from retuned_operator.agent_api.ports import PodRecord, Receipt
 from retuned_operator.controllers.ports import VerifiedWin
@@ -371,3 +373,24 @@ def test_windows_are_read_once_each_and_only_while_a_drift_is_to_be_answered(
         first, second = ledger.drifts("serving/chat")
         assert [len(each.windows) for each in (first, second)] == [2, 1]
         assert (store.asked, len(validated)) == ([DRIFT, PROFILE], 2)
+
+
+def test_a_lesson_is_signed_and_kept_once_and_for_its_target_alone(
+    ledger: StoreLedger, tmp_path: Path
+) -> None:
+    lesson = a_lesson()
+    for _ in range(2):
+        ledger.teach(lesson, id="p/u0/2", target="serving/chat")
+    again = lesson.model_copy(update={"sentence": "another"})
+    ledger.teach(again, id="p/u0/2", target="serving/chat")
+    assert ledger.lessons("serving/chat") == [lesson]
+    assert ledger.lessons("serving/chat-2") == []
+    assert ledger.lessons("serving/cha") == []
+    stored = ledger._store.get(LESSON, "serving/chat/p/u0/2")
+    assert stored is not None
+    notary = Ed25519Notary(tmp_path / "keys")
+    envelope = json.loads(ledger._store.get_blob(stored.body["evidence"]))
+    signature = bytes.fromhex(envelope["signature"])
+    payload = envelope["payload"].encode()
+    assert notary.check(payload, key=envelope["key"], signature=signature) is None
+    assert json.loads(payload)["definition"] == lesson.definition

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from tests.stages.watch_proof.blocks import SHORT, Run, slower
 
 from retuned.stages.watch.proof import (
+    DAY_S,
     Interrupted,
     PairKind,
     PairResult,
@@ -19,10 +21,14 @@ from retuned.stages.watch.proof import (
     ProofReport,
     ProofSettings,
     ProofState,
+    ServiceLevel,
     Tick,
     Verdict,
     VoidReason,
+    begin_again,
+    next_pair,
     replay,
+    replay_day,
     step,
 )
 
@@ -65,6 +71,35 @@ def test_long_blocks_are_computed_again() -> None:
 def test_every_honest_report_is_accepted(at: float, seed: int) -> None:
     state = proven(at, seed=seed)
     assert replay(claim_of(state), SHORT) == state.report
+
+
+def pressed(pauses: int) -> ProofState:
+    """Return the state after so many pauses, each of which cut a pair short."""
+    run = Run(SHORT, seed=1)
+    run.pilot()
+    state = run.state
+    for _ in range(pauses):
+        state = next_pair(state, random.Random(1))
+        state = step(state, ServiceLevel(met=False, at_s=state.began_s + 70.0))
+        for at_s in (80.0, 80.0 + SHORT.slo_clear_s):
+            state = step(state, ServiceLevel(met=True, at_s=state.began_s + at_s))
+    return state
+
+
+def test_the_pauses_that_end_a_proof_are_computed_again() -> None:
+    state = pressed(SHORT.max_pauses)
+    assert state.report is not None
+    assert state.report.reason is ProofReason.SLO_PRESSURE
+    assert replay(claim_of(state), SHORT) == state.report
+
+
+def test_pauses_that_no_pair_shows_are_refused() -> None:
+    pairs = pressed(SHORT.max_pauses).pairs[:-1]
+    claim = ProofClaim(
+        verdict=Verdict.TOO_LITTLE_TRAFFIC, reason=ProofReason.SLO_PRESSURE, pairs=pairs
+    )
+    with pytest.raises(ValueError, match="too few for its pauses"):
+        replay(claim, SHORT)
 
 
 @pytest.mark.parametrize("pairs", [0, 2])
@@ -210,3 +245,42 @@ def test_a_report_is_final_only_as_the_pairs_are() -> None:
         ProofReason.FEW_STEPS,
         False,
     )
+
+
+def day(by: float, pairs: int, *, seed: int = 1) -> tuple[ProofState, ProofSettings]:
+    """Return a day of a sentinel with so many pairs, after a proof."""
+    rule = SHORT.model_copy(update={"long_blocks": 0, "max_duration_s": DAY_S})
+    run = Run(SHORT, seed=seed)
+    run.pilot()
+    run.until_done(slower(-0.03))
+    began_s = run.state.began_s
+    run.state = begin_again(run.state, rule, at_s=began_s, sentinel=True)
+    for _ in range(pairs):
+        if not run.state.done:
+            run.pair(slower(by))
+    return step(run.state, Tick(at_s=began_s + DAY_S)), rule
+
+
+@pytest.mark.parametrize(("by", "pairs"), [(-0.03, 20), (0.08, 20), (0.0, 3), (0.0, 0)])
+def test_a_day_of_a_sentinel_is_computed_again(by: float, pairs: int) -> None:
+    state, rule = day(by, pairs)
+    assert state.report is not None
+    assert (state.report.verdict is Verdict.HARMS) is (by > 0.0)
+    found = replay_day(claim_of(state), rule)
+    assert found.model_copy(update={"seconds": 0.0}) == state.report.model_copy(
+        update={"seconds": 0.0}
+    )
+
+
+def test_harm_that_the_pairs_of_a_day_do_not_show_is_refused() -> None:
+    state, rule = day(0.0, 6)
+    lie = claim_of(state, verdict=Verdict.HARMS, reason=ProofReason.SLOWER)
+    with pytest.raises(ValueError, match="its pairs lead to"):
+        replay_day(lie, rule)
+
+
+def test_a_day_without_the_sham_pairs_of_a_proof_is_refused() -> None:
+    state, rule = day(0.08, 20)
+    few = tuple(pair for pair in state.pairs if not pair.sham)
+    with pytest.raises(ValueError, match="0 sham pairs"):
+        replay_day(claim_of(state, pairs=few), rule)

@@ -118,7 +118,7 @@ class NotSwitchable(StrEnum):
 class ServiceLevels(PolicyModel):
     """Bounds of what users see while a swap is proven; a breach switches it off.
 
-    They are read from the server's own metrics, over ten seconds. On one machine only.
+    They are read from the server's own metrics, over ten seconds.
     """
 
     ttft_p99_ms: int | None = Field(default=None, ge=1, le=3_600_000)
@@ -161,9 +161,10 @@ class LiveProof(PolicyModel):
     sentinel: float = Field(default=0.008, ge=0.0, le=0.1)
     """Share of time in which a promoted swap is switched off to measure it; 0 ends that.
 
-    One pair of blocks of 10 s runs at a random moment of each period. On one machine only."""
+    One pair of blocks of 10 s runs at a random moment of each period. In a cluster one pod of each
+    environment is measured."""
     slo: ServiceLevels = ServiceLevels()
-    """Service levels that the server must meet while a swap is measured. On one machine only."""
+    """Service levels that the server must meet while a swap is measured."""
     windows: tuple[ProofWindow, ...] = Field(default=(), max_length=64)
     """Times at which a swap with a live proof may start, beside `spec.windows`; default always.
 

@@ -8,6 +8,7 @@ experiments and savings of swaps.
 
 from retuned.stages.watch.accounts import (
     METHOD,
+    SIZED,
     Account,
     ExperimentUsage,
     Hours,
@@ -55,6 +56,7 @@ from retuned.stages.watch.records import (
 
 __all__ = [
     "METHOD",
+    "SIZED",
     "Account",
     "Block",
     "BucketSample",

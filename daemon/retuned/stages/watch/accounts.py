@@ -17,9 +17,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from retuned.stages.verdict import Interval
-from retuned.stages.watch.proof import EffectInterval
+from retuned.stages.watch.proof import EffectInterval, Verdict
 
 NS_PER_HOUR = 3.6e12
+SIZED = (Verdict.HELPS, Verdict.HARMS, Verdict.NO_MEASURABLE_EFFECT)
+"""Verdicts that have shown an effect; the others leave the claim of the experiment."""
 S_PER_HOUR = 3600.0
 
 METHOD = (

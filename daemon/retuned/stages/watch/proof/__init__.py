@@ -43,7 +43,7 @@ from retuned.stages.watch.proof.boots import (
 )
 from retuned.stages.watch.proof.calibration import Calibration, EffectInterval, calibrate
 from retuned.stages.watch.proof.course import CoursePoint, course
-from retuned.stages.watch.proof.decide import begin, begin_again, next_pair, replay, step
+from retuned.stages.watch.proof.decide import begin, begin_again, next_pair, step
 from retuned.stages.watch.proof.design import Coin, MeasuredBlock, block_is_over, block_length_s
 from retuned.stages.watch.proof.records import (
     Arm,
@@ -65,6 +65,7 @@ from retuned.stages.watch.proof.records import (
     percent_of,
     settings_of,
 )
+from retuned.stages.watch.proof.replay import replay, replay_day
 from retuned.stages.watch.proof.replicas import (
     BootsAbandoned,
     BootsMeasured,
@@ -88,6 +89,7 @@ from retuned.stages.watch.proof.sentinel import (
     SentinelAction,
     SentinelPlan,
     action_of,
+    day_settings,
     is_over,
     next_plan,
 )
@@ -168,6 +170,7 @@ __all__ = [
     "columns_of",
     "consequence",
     "course",
+    "day_settings",
     "effect_so_far",
     "forecast",
     "is_over",
@@ -178,6 +181,7 @@ __all__ = [
     "percent_of",
     "predict",
     "replay",
+    "replay_day",
     "settings_of",
     "settle_account",
     "spread_of",

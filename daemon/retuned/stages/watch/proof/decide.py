@@ -40,13 +40,10 @@ from retuned.stages.watch.proof.normaliser import (
     sums_of,
 )
 from retuned.stages.watch.proof.records import (
-    Arm,
     ArmSums,
     PairKind,
     PairResult,
-    ProofClaim,
     ProofReason,
-    ProofReport,
     ProofSettings,
     StepColumns,
     Verdict,
@@ -72,20 +69,16 @@ from retuned.stages.watch.proof.state import (
     Vetoed,
 )
 
-_KINDS = {
+KINDS = {
     Phase.PILOT: PairKind.SHAM,
     Phase.SHORT: PairKind.SHORT,
     Phase.LONG: PairKind.LONG,
     Phase.SENTINEL: PairKind.LONG,
 }
+"""Pairs of each phase."""
 _LEAST_PAIRS = 30
 _HUGE_STEPS = 2
 _HUGE_MARGIN = math.log(10.0)
-_OF_THE_PILOT = (ProofReason.NOT_SWITCHABLE, ProofReason.INSTRUMENT_BROKEN)
-_SHORTEST_S, _LONGEST_S = 1e-6, 1e6
-"""Bounds of what a node may report of one block."""
-_SPARE_PAIRS = 200
-"""Pairs that restarts may have cut short."""
 
 
 def begin(
@@ -152,7 +145,7 @@ def next_pair(state: ProofState, coin: Coin) -> ProofState:
         raise ValueError("a pair is planned only between pairs of a proof that runs")
     plan = plan_pair(
         state.planned,
-        _KINDS[state.phase],
+        KINDS[state.phase],
         settings=state.settings,
         toggle_s=state.toggle_s,
         coin=coin,
@@ -172,9 +165,9 @@ def step(state: ProofState, event: Event) -> ProofState:
         return state
     match event:
         case Interrupted():
-            return _end(state, Verdict.NOT_CONCLUDED, ProofReason.INTERRUPTED, at_s=event.at_s)
+            return ended(state, Verdict.NOT_CONCLUDED, ProofReason.INTERRUPTED, at_s=event.at_s)
         case Vetoed():
-            return _end(state, Verdict.HARMS, event.reason, at_s=event.at_s)
+            return ended(state, Verdict.HARMS, event.reason, at_s=event.at_s)
         case KernelsMeasured():
             return state.model_copy(update={"kernel_s": event.kernel_s, "launches": event.launches})
         case ServiceLevel():
@@ -185,7 +178,7 @@ def step(state: ProofState, event: Event) -> ProofState:
         case PairMeasured():
             _check_number(state, event.number)
             state = _pair(state, event)
-    return state if state.done else _time(state, at_s=event.at_s)
+    return state if state.done else by_time(state, at_s=event.at_s)
 
 
 def _check_number(state: ProofState, number: int) -> None:
@@ -212,7 +205,7 @@ def _service_level(state: ProofState, event: ServiceLevel) -> ProofState:
         )
         if state.pauses >= state.settings.max_pauses:
             traffic, reason = Verdict.TOO_LITTLE_TRAFFIC, ProofReason.SLO_PRESSURE
-            return _end(state, traffic, reason, at_s=event.at_s)
+            return ended(state, traffic, reason, at_s=event.at_s)
         return state
     if not state.paused:
         return state
@@ -242,12 +235,13 @@ def _pair(state: ProofState, event: PairMeasured) -> ProofState:
     state = state.model_copy(update={"plan": None, "pairs": (*state.pairs, result)})
     if result.void is not None:
         return state
-    state = _refit(_bet(state, result), kept)
-    judge = {Phase.SHORT: _judge_short, Phase.LONG: _judge_long, Phase.SENTINEL: _judge_sentinel}
+    state = _refit(with_bet(state, result), kept)
+    judge = {Phase.SHORT: judge_short, Phase.LONG: judge_long, Phase.SENTINEL: judge_sentinel}
     return judge[state.phase](state, at_s=event.at_s)
 
 
-def _bet(state: ProofState, pair: PairResult) -> ProofState:
+def with_bet(state: ProofState, pair: PairResult) -> ProofState:
+    """Return the state with the bets on a pair that counts."""
     assert pair.d is not None  # not void
     assert pair.scale is not None
     capitals = state.capitals.after_slow_steps(on=pair.on.slow, off=pair.off.slow)
@@ -318,19 +312,19 @@ def _end_pilot(state: ProofState, *, at_s: float) -> ProofState:
             "forecast": visible_effect(scale_of(d, ()), left_s / (2.0 * block_s)),
         }
     )
-    return _judge_pilot(state, at_s=at_s)
+    return judge_pilot(state, at_s=at_s)
 
 
-def _judge_pilot(state: ProofState, *, at_s: float) -> ProofState:
+def judge_pilot(state: ProofState, *, at_s: float) -> ProofState:
     """End a proof whose sham pairs have too much noise or show an effect."""
     d = values(state.of(PairKind.SHAM))
     scale = scale_of(d, ())
     if scale > state.settings.max_scale:
-        return _end(state, Verdict.NOT_CONCLUDED, ProofReason.NOT_SWITCHABLE, at_s=at_s)
+        return ended(state, Verdict.NOT_CONCLUDED, ProofReason.NOT_SWITCHABLE, at_s=at_s)
     scales = [scale] * len(d)
     sham = max(log_e(d, scales, m=0.0, side=side) for side in (FASTER, SLOWER))
     if sham >= state.settings.log_bound:
-        return _end(state, Verdict.NOT_CONCLUDED, ProofReason.INSTRUMENT_BROKEN, at_s=at_s)
+        return ended(state, Verdict.NOT_CONCLUDED, ProofReason.INSTRUMENT_BROKEN, at_s=at_s)
     return state
 
 
@@ -360,7 +354,8 @@ def _sham(pair: PilotPair, known_fit: StepFit) -> PairResult:
     return result_of(pair.plan, sums(pair.first), sums(pair.second), scale=0.0)
 
 
-def _judge_short(state: ProofState, *, at_s: float) -> ProofState:
+def judge_short(state: ProofState, *, at_s: float) -> ProofState:
+    """End a proof that its short pairs decide, or begin its long pairs."""
     bound, capitals = state.settings.log_bound, state.capitals
     harm = _guardrail(state, PairKind.SHORT)
     if harm is None and state.settings.ask == "ceiling":
@@ -368,12 +363,12 @@ def _judge_short(state: ProofState, *, at_s: float) -> ProofState:
     if harm is None and capitals.slower.log_e >= bound:
         harm = ProofReason.SLOWER
     if harm is not None:
-        return _end(state, Verdict.HARMS, harm, at_s=at_s)
+        return ended(state, Verdict.HARMS, harm, at_s=at_s)
     if capitals.faster.log_e >= bound:
         return _provisional(state, at_s=at_s)
     if min(capitals.above_margin.log_e, capitals.below_margin.log_e) >= bound:
         none, reason = Verdict.NO_MEASURABLE_EFFECT, ProofReason.WITHIN_MARGIN
-        return _end(state, none, reason, at_s=at_s)
+        return ended(state, none, reason, at_s=at_s)
     return state
 
 
@@ -382,10 +377,10 @@ def _judge_ceiling(state: ProofState, *, at_s: float) -> ProofState:
     settings, pairs = state.settings, state.of(PairKind.SHORT)
     if state.capitals.below_margin.log_e >= settings.log_bound:
         none, reason = Verdict.NO_MEASURABLE_EFFECT, ProofReason.WITHIN_MARGIN
-        return _end(state, none, reason, at_s=at_s)
+        return ended(state, none, reason, at_s=at_s)
     above = log_e(values(pairs), scales_of(pairs), m=settings.min_effect, side=SLOWER)
     if above >= settings.log_bound:
-        return _end(state, Verdict.HARMS, ProofReason.SLOWER, at_s=at_s)
+        return ended(state, Verdict.HARMS, ProofReason.SLOWER, at_s=at_s)
     return state
 
 
@@ -424,7 +419,7 @@ def _provisional(state: ProofState, *, at_s: float) -> ProofState:
     if not state.settings.long_blocks:
         if total_effect(state.of(PairKind.SHORT)) >= 0.0:
             return state  # slow steps use up the gain so far
-        return _end(state, Verdict.HELPS, ProofReason.FASTER, at_s=at_s)
+        return ended(state, Verdict.HELPS, ProofReason.FASTER, at_s=at_s)
     report = report_of(state, Verdict.HELPS, ProofReason.FASTER, at_s=at_s)
     return state.model_copy(
         update={
@@ -435,9 +430,9 @@ def _provisional(state: ProofState, *, at_s: float) -> ProofState:
     )
 
 
-def _judge_long(state: ProofState, *, at_s: float) -> ProofState:
+def judge_long(state: ProofState, *, at_s: float) -> ProofState:
     """Withdraw `helps` if long blocks show harm, and make it final after the last of them."""
-    state = _judge_sentinel(state, at_s=at_s)
+    state = judge_sentinel(state, at_s=at_s)
     if state.done:
         return state
     pairs = state.of(PairKind.LONG)
@@ -445,39 +440,39 @@ def _judge_long(state: ProofState, *, at_s: float) -> ProofState:
         return state
     if total_effect(pairs) >= 0.0:  # the middle of the pairs is faster, their sum is not
         none, reason = Verdict.NO_MEASURABLE_EFFECT, ProofReason.SLOW_STEPS
-        return _end(state, none, reason, at_s=at_s)
+        return ended(state, none, reason, at_s=at_s)
     short = state.of(PairKind.SHORT)
     at = location(values(short), scales_of(short))
     bound = state.settings.log_bound
     low, high = interval(values(pairs), scales_of(pairs), log_bound=bound)
     outside = (low is not None and at < low) or (high is not None and at > high)
     reason = ProofReason.CARRY_OVER if outside else ProofReason.FASTER
-    return _end(state, Verdict.HELPS, reason, at_s=at_s)
+    return ended(state, Verdict.HELPS, reason, at_s=at_s)
 
 
-def _judge_sentinel(state: ProofState, *, at_s: float) -> ProofState:
+def judge_sentinel(state: ProofState, *, at_s: float) -> ProofState:
     """End the proof if long blocks show harm."""
     harm = _guardrail(state, PairKind.LONG)
     if harm is None and state.capitals.long_slower.log_e >= state.settings.log_bound:
         harm = ProofReason.SLOWER
-    return state if harm is None else _end(state, Verdict.HARMS, harm, at_s=at_s)
+    return state if harm is None else ended(state, Verdict.HARMS, harm, at_s=at_s)
 
 
-def _time(state: ProofState, *, at_s: float) -> ProofState:
+def by_time(state: ProofState, *, at_s: float) -> ProofState:
     """End a proof whose time is over."""
     settings = state.settings
     if state.phase is Phase.LONG:
         began = state.began_s if state.long_began_s is None else state.long_began_s
         if at_s - began < settings.long_within_s:
             return state
-        state = _end(state, Verdict.HELPS, ProofReason.FEW_STEPS, at_s=at_s)
+        state = ended(state, Verdict.HELPS, ProofReason.FEW_STEPS, at_s=at_s)
         report = state.report
-        assert report is not None  # _end wrote it
+        assert report is not None  # ended wrote it
         return state.model_copy(update={"report": report.model_copy(update={"final": False})})
     if at_s - state.began_s < settings.max_duration_s:
         return state
     if state.phase is Phase.SENTINEL and state.capitals.long_faster.log_e >= settings.log_bound:
-        return _end(state, Verdict.HELPS, ProofReason.FASTER, at_s=at_s)
+        return ended(state, Verdict.HELPS, ProofReason.FASTER, at_s=at_s)
     if state.pilot:  # what its pairs could have shown is a part of the report
         state = _settle_pilot(state)
     report = report_of(state, Verdict.TOO_LITTLE_TRAFFIC, ProofReason.NOISE, at_s=at_s)
@@ -486,116 +481,16 @@ def _time(state: ProofState, *, at_s: float) -> ProofState:
     high = math.inf if report.high is None else report.high
     if -margin <= low and high <= margin:
         none, reason = Verdict.NO_MEASURABLE_EFFECT, ProofReason.NOT_SHOWN_IN_TIME
-        return _end(state, none, reason, at_s=at_s)
+        return ended(state, none, reason, at_s=at_s)
     few = report.pairs < _LEAST_PAIRS or report.void_pairs > report.pairs
     reason = ProofReason.FEW_STEPS if few else ProofReason.NOISE
-    return _end(state, Verdict.TOO_LITTLE_TRAFFIC, reason, at_s=at_s)
+    return ended(state, Verdict.TOO_LITTLE_TRAFFIC, reason, at_s=at_s)
 
 
-def _end(state: ProofState, verdict: Verdict, reason: ProofReason, *, at_s: float) -> ProofState:
+def ended(state: ProofState, verdict: Verdict, reason: ProofReason, *, at_s: float) -> ProofState:
+    """Return the state with its last report."""
     state = _abandon(state)
     report = report_of(state, verdict, reason, at_s=at_s)
     return state.model_copy(
         update={"phase": Phase.DONE, "report": report, "rows": FitRows(), "pilot": ()}
     )
-
-
-def replay(claim: ProofClaim, settings: ProofSettings) -> ProofReport:
-    """Return the report that follows from a node's pairs: the same bets on the same differences.
-
-    The sums of each block are the node's word. Differences, scales, capitals and the verdict are
-    computed again from them.
-
-    Parameters
-    ----------
-    claim
-        What the node reports; untrusted.
-    settings
-        Settings under which the node was asked to prove.
-
-    Raises
-    ------
-    ValueError
-        If the claim does not follow from its pairs, with what contradicts it.
-    """
-    _check(claim, settings)
-    state = _pilot_of(claim, settings)
-    for pair in (each for each in claim.pairs if not each.sham):
-        if state.done:
-            raise ValueError(f"pair {pair.number} comes after a verdict")
-        state = _replayed(state, pair)
-    if not state.done:
-        state = _ended_by_time(state, claim)
-    report = state.report
-    assert report is not None, "a proof that is done has one"
-    if (report.verdict, report.reason) != (claim.verdict, claim.reason):
-        raise ValueError(
-            f"its pairs lead to {report.verdict} ({report.reason}), not to {claim.verdict} "
-            f"({claim.reason})"
-        )
-    return report.model_copy(update={"seconds": claim.seconds})
-
-
-def _check(claim: ProofClaim, settings: ProofSettings) -> None:
-    """Refuse pairs that no proof has, before anything is computed from them."""
-    numbers = [pair.number for pair in claim.pairs]
-    if numbers != sorted(set(numbers)):
-        raise ValueError("its pairs are not in order")
-    most = settings.max_duration_s / (2.0 * settings.block_s) + _SPARE_PAIRS
-    most += settings.long_within_s / (2.0 * settings.long_block_s)
-    if len(numbers) > most:
-        raise ValueError(f"it has {len(numbers)} pairs, more than its time allows")
-    for pair in claim.pairs:
-        for sums in (pair.on, pair.off):
-            values = [sums.wall_s, sums.host_s or 0.0, sums.steps, sums.slow, sums.huge]
-            if not all(0.0 <= each <= _LONGEST_S for each in values):
-                raise ValueError(f"pair {pair.number} has numbers that no block has")
-
-
-def _pilot_of(claim: ProofClaim, settings: ProofSettings) -> ProofState:
-    """Return the state after the pilot of a claim."""
-    shams = [pair if pair.void else _again(pair, scale=0.0) for pair in claim.pairs if pair.sham]
-    scale = scale_of([pair.d for pair in shams if pair.d is not None], ())
-    pairs = tuple(pair if pair.void else pair.model_copy(update={"scale": scale}) for pair in shams)
-    state = ProofState(settings=settings, began_s=0.0, pairs=pairs, pilot_huge=claim.pilot_huge)
-    count = len(state.of(PairKind.SHAM))
-    if count >= settings.least_pilot_pairs:
-        state = state.model_copy(update={"phase": Phase.SHORT, "pilot_ended_s": 0.0})
-        complete = count >= settings.pilot_pairs or len(claim.pairs) > len(pairs)
-        complete = complete or claim.reason in _OF_THE_PILOT
-        return _judge_pilot(state, at_s=0.0) if complete else state
-    if len(claim.pairs) > len(pairs):
-        raise ValueError(f"its pilot has {count} pairs")
-    return state
-
-
-def _replayed(state: ProofState, pair: PairResult) -> ProofState:
-    if pair.void is not None:
-        return state.model_copy(update={"pairs": (*state.pairs, pair)})
-    if pair.kind is not _KINDS[state.phase]:
-        raise ValueError(f"pair {pair.number} is {pair.kind} in the {state.phase} phase")
-    if min(pair.on.steps, pair.off.steps) < state.settings.least_counted:
-        raise ValueError(f"pair {pair.number} has too few steps")
-    result = _again(pair, scale=next_scale(state))
-    state = _bet(state.model_copy(update={"pairs": (*state.pairs, result)}), result)
-    return (_judge_short if state.phase is Phase.SHORT else _judge_long)(state, at_s=0.0)
-
-
-def _again(pair: PairResult, *, scale: float) -> PairResult:
-    """Return a pair with its differences computed from its sums."""
-    for sums in (pair.on, pair.off):
-        times = [sums.seconds, sums.expected_s, *([] if sums.busy_s is None else [sums.busy_s])]
-        times.append(sums.seconds - sums.excess_s)
-        if sums.excess_s < 0.0 or not all(_SHORTEST_S <= each <= _LONGEST_S for each in times):
-            raise ValueError(f"pair {pair.number} has times that no block has")
-    first, second = (pair.on, pair.off) if pair.first is Arm.ON else (pair.off, pair.on)
-    return result_of(pair, first, second, scale=scale)
-
-
-def _ended_by_time(state: ProofState, claim: ProofClaim) -> ProofState:
-    """End a replayed proof that its pairs do not end, as its node says that time did."""
-    if (claim.verdict, claim.reason) == (Verdict.NOT_CONCLUDED, ProofReason.INTERRUPTED):
-        return _end(state, claim.verdict, claim.reason, at_s=0.0)
-    settings = state.settings
-    long = state.phase is Phase.LONG
-    return _time(state, at_s=settings.long_within_s if long else settings.max_duration_s)

@@ -10,8 +10,9 @@ from __future__ import annotations
 from enum import StrEnum
 
 from retuned.contract import Record
+from retuned.stages.gate import LiveProof
 from retuned.stages.watch.proof.design import Coin
-from retuned.stages.watch.proof.records import ProofSettings
+from retuned.stages.watch.proof.records import ProofSettings, settings_of
 
 DAY_S = 24 * 3600.0
 """The pairs of so many seconds are one proof."""
@@ -38,6 +39,11 @@ class SentinelPlan(Record):
     """Drawn moment of the pair."""
     until_s: float
     """End of its period."""
+
+
+def day_settings(rule: LiveProof) -> ProofSettings:
+    """Return the settings of the proof of one day under a policy's rule."""
+    return settings_of(rule).model_copy(update={"long_blocks": 0, "max_duration_s": DAY_S})
 
 
 def period_s(settings: ProofSettings, *, share: float) -> float:
