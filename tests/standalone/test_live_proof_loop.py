@@ -414,6 +414,24 @@ def test_bounds_that_the_daemon_cannot_read_are_named_where_it_only_observes(
     assert (fact.consequence, fact.reason) == (Consequence.KEEP, "live-proof-no-service-levels")
 
 
+@pytest.mark.parametrize("lost", ["the address of the metrics", "the steps"])
+def test_a_proof_that_has_lost_what_it_needs_ends(world: World, live: Live, lost: str) -> None:
+    counted(world, live, lambda _: False)
+    live.dies_at = 60
+    assert swapped(world, policy(**SLO)) == "Proving"
+    with pytest.raises(KeyboardInterrupt):
+        world.loop.measure()
+    if lost == "the steps":
+        live.reason = "not-switchable"
+    else:
+        world.loop = Loop(replace(world.loop.ctx, service_counts=None))
+    world.loop.measure()
+    found = record(world)
+    assert (found.phase, found.body["report"]["reason"]) == ("not-concluded", "interrupted")
+    assert settled(world) == "RolledBack"
+    assert WINNER.digest not in quarantined(world.loop.ctx)
+
+
 def test_the_third_breach_ends_the_proof(world: World, live: Live) -> None:
     counted(world, live, lambda at_s: at_s % 72.0 > 69.0)
     assert swapped(world, policy(**SLO)) == "Proving"

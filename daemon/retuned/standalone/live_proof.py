@@ -207,11 +207,21 @@ def _is_due(ctx: Context, order: SwapOrder) -> bool:
         return False
     if record is None and unless_frozen(ctx, order) is not ProofNeed.CONTINUE:
         return False
+    if record is not None:
+        return True  # its time goes on, and one that cannot go on ends
     try:
         return not unavailable(ctx, order.proposal)
     except TemporaryError as error:
         log.info("%s is not proven now: %s", order.definition, error)
-        return record is not None  # its time goes on
+        return False
+
+
+def _cannot_go_on(ctx: Context, proposal: str) -> bool:
+    """Whether a proof has lost what it needs, such as by a restart with other settings."""
+    try:
+        return bool(unavailable(ctx, proposal))
+    except TemporaryError:
+        return False
 
 
 def unless_frozen(ctx: Context, order: SwapOrder) -> ProofNeed:
@@ -240,11 +250,12 @@ class _Record(StoredProof):
     def __init__(self, ctx: Context, order: SwapOrder) -> None:
         super().__init__(ctx.store, order, id=order.proposal)
         self._ctx = ctx
+        self._ends = _cannot_go_on(ctx, order.proposal)
 
     def need(self) -> ProofNeed:
         """See `ProofRecord.need`."""
         stored = self._ctx.store.get(RecordKind.PROPOSAL, self._order.proposal)
-        if stored is None or stored.phase not in UNDER_WAY:
+        if self._ends or stored is None or stored.phase not in UNDER_WAY:
             return ProofNeed.END
         if stored.phase != str(ProposalPhase.PROVING):
             return ProofNeed.WAIT
