@@ -444,6 +444,25 @@ def test_the_third_breach_ends_the_proof(world: World, live: Live) -> None:
     assert WINNER.digest not in quarantined(world.loop.ctx)
 
 
+@pytest.mark.parametrize(
+    ("why", "verdict", "reason"),
+    [
+        ("shadow-mismatch", "harms", "errors"),
+        ("launch-errors", "harms", "errors"),
+        ("orphaned", "not-concluded", "interrupted"),
+    ],
+)
+def test_a_swap_that_the_server_takes_back_ends_its_proof(
+    world: World, live: Live, why: str, verdict: str, reason: str
+) -> None:
+    live.effect = -0.04
+    assert swapped(world, policy()) == "Proving"
+    at_look(live, 300, lambda: world.server.counts[KERNEL].update(tripped=why))
+    world.loop.measure()
+    found = record(world)
+    assert (found.phase, found.body["report"]["reason"]) == (verdict, reason)
+
+
 def test_a_freeze_ends_a_paused_proof(world: World, live: Live) -> None:
     counted(world, live, lambda _: True)
     assert swapped(world, policy(**SLO)) == "Proving"

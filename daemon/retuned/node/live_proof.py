@@ -22,7 +22,7 @@ from retuned.errors import CandidateError, RetunedError, TemporaryError
 from retuned.ports import Clock, LiveSteps, SlotState, Store, Stored, Swapper
 from retuned.stages.gate import LiveProof, LiveProofMode
 from retuned.stages.swap import SwapOrder
-from retuned.stages.watch import proof
+from retuned.stages.watch import WatchReason, proof
 
 log = logging.getLogger(__name__)
 
@@ -215,6 +215,10 @@ class _Interrupted(Exception):
     """The order is no longer in force, or the server is another one."""
 
 
+class _Failed(Exception):
+    """The server has taken the order back by itself, because a launch or a check of it failed."""
+
+
 class _Waits(Exception):
     """The proof continues later."""
 
@@ -280,6 +284,9 @@ class ProofRunner:
                     continue
                 state = self._keep(proof.next_pair(state, secrets.SystemRandom()))
                 state = self._keep(self._measured(state, stop))
+        except _Failed as error:
+            log.warning("%s: the live proof ends: %s", self._order.definition, error)
+            state = proof.step(state, proof.Vetoed(at_s=self._at_s()))
         except (_Interrupted, CandidateError) as error:
             if isinstance(error, CandidateError) and error.reason == _NO_SAFE_POINT:
                 log.info("%s: the live proof waits: %s", self._order.definition, error)
@@ -388,6 +395,8 @@ class ProofRunner:
         order = self._order
         for slot in self._swapper.slots():
             if slot.definition == order.definition:
+                if slot.epoch == order.epoch and slot.tripped not in ("", WatchReason.ORPHANED):
+                    raise _Failed(f"the server has taken it back ({slot.tripped})")
                 if (slot.active, slot.epoch) != (order.artifact, order.epoch) or slot.tripped:
                     raise _Interrupted("the order is no longer in force")
                 return slot
@@ -425,7 +434,7 @@ class ProofRunner:
             self._live.end()
             self._slot()
             self._swapper.bypass(self._order.definition, on=not on)
-        except _Interrupted as error:
+        except (_Interrupted, _Failed) as error:
             log.info("%s is not switched: %s", self._order.definition, error)
         except RetunedError as error:
             log.warning("%s could not be switched: %s", self._order.definition, error)

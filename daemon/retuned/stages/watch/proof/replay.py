@@ -168,10 +168,16 @@ def _again(pair: PairResult, *, scale: float) -> PairResult:
     return result_of(pair, first, second, scale=scale)
 
 
+_OF_THE_SERVER = (
+    (Verdict.NOT_CONCLUDED, ProofReason.INTERRUPTED),
+    (Verdict.HARMS, ProofReason.ERRORS),  # the server took the swap back, and reports that, too
+)
+
+
 def _ended_otherwise(state: ProofState, claim: ProofClaim) -> ProofState:
     """End a replayed proof that its pairs do not end, by the cause that its node names."""
     end = (claim.verdict, claim.reason)
-    if end == (Verdict.NOT_CONCLUDED, ProofReason.INTERRUPTED):
+    if end in _OF_THE_SERVER:
         return ended(state, *end, at_s=0.0)
     if end == (Verdict.TOO_LITTLE_TRAFFIC, ProofReason.SLO_PRESSURE):
         # each pause has cut a pair short
