@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from retuned.stages.watch.own_overhead import (
     AFTER,
+    AGAIN,
     BUDGET,
     EVERY,
     SHARES,
@@ -119,3 +120,6 @@ def test_it_is_measured_ten_minutes_after_the_begin_and_once_a_day() -> None:
     assert not is_due(last, began_at=AT, now=AT + EVERY - timedelta(seconds=1))
     assert is_due(last, began_at=AT, now=later)
     assert not is_due(last, began_at=later, now=later), "a daemon that starts waits"
+    unknown = last.model_copy(update={"outcome": OverheadOutcome.UNKNOWN})
+    assert not is_due(unknown, began_at=AT, now=AT + AGAIN - timedelta(seconds=1))
+    assert is_due(unknown, began_at=AT, now=AT + AGAIN)

@@ -25,6 +25,8 @@ _LEAST_UNPROVEN = 0.1
 AFTER = timedelta(minutes=10)
 """From the begin of the daemon to the first measurement."""
 EVERY = timedelta(days=1)
+AGAIN = timedelta(hours=1)
+"""After a measurement without an answer: the server may have had no traffic."""
 SETTINGS = ProofSettings(
     mode="observe",
     ask="ceiling",
@@ -113,6 +115,8 @@ def _most(report: ProofReport) -> float:
 def is_due(last: OverheadRecord | None, *, began_at: AwareDatetime, now: AwareDatetime) -> bool:
     """Whether it is time to measure: some time after the begin, then once a day.
 
+    After a measurement without an answer it is time sooner.
+
     Parameters
     ----------
     began_at
@@ -120,7 +124,9 @@ def is_due(last: OverheadRecord | None, *, began_at: AwareDatetime, now: AwareDa
     """
     if now - began_at < AFTER:
         return False
-    return last is None or now - last.at >= EVERY
+    if last is None:
+        return True
+    return now - last.at >= (AGAIN if last.outcome is OverheadOutcome.UNKNOWN else EVERY)
 
 
 def _words(report: ProofReport) -> str:
