@@ -15,9 +15,11 @@ from tests.standalone.test_steering import freeze
 from retuned.errors import CandidateError
 from retuned.node import sentinel
 from retuned.stages.watch.proof import DAY_S
+from retuned.standalone import repeated_proof
 from retuned.standalone.context import RecordKind
 from retuned.standalone.daemon import Loop
 from retuned.standalone.facts import quarantined
+from retuned.standalone.records import committed
 
 PERIOD_S = 1_250.0
 
@@ -87,6 +89,30 @@ def test_a_day_is_one_proof(world: World, live: Live) -> None:
     (said,) = [each for each in world.store.events() if each.what == "sentinel-helps"]
     assert "steps take" in str(said.detail["detail"])
     assert settled(world) == "Promoted"
+
+
+@pytest.mark.parametrize("later", [True, False], ids=["came later", "was there before"])
+def test_an_effect_that_another_swap_has_changed_is_told(
+    world: World, live: Live, monkeypatch: pytest.MonkeyPatch, later: bool
+) -> None:
+    promoted(world, live)
+    (mine,) = committed(world.store).values()
+    other = mine.order.model_copy(update={"id": "other", "definition": "other_kernel"})
+    monkeypatch.setattr(
+        repeated_proof,
+        "committed",
+        lambda _store: {KERNEL: mine, "other_kernel": replace(mine, order=other)},
+    )
+    world.store.add(RecordKind.ORDER, "other", {}, phase="done")
+    if not later:
+        world.store.advance(RecordKind.LIVE_PROOF, mine.order.proposal, expect="helps", to="helps")
+    live.effect = -0.01
+    passes(world, DAY_S + 3 * PERIOD_S)
+    said = [each for each in world.store.events() if each.what == "swap-interaction"]
+    assert len(said) == later
+    if later:
+        assert said[0].detail["others"] == ["other_kernel"]
+        assert "before they came: helps" in str(said[0].detail["detail"])
 
 
 @pytest.mark.parametrize("rule", [{"sentinel": 0.0}, {"mode": "off"}])

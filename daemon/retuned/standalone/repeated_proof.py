@@ -88,7 +88,34 @@ class RepeatedProof(StoredProof):
                 evidence=body.get("evidence"),
                 slot=self._order.definition,
             )
+            if self._cause == SENTINEL:
+                self._tell_interaction(report)
         log.info("%s %s: %s", self._order.definition, self._cause, sentence)
+
+    def _tell_interaction(self, report: proof.ProofReport) -> None:
+        """Write that the effect is another one since other swaps came, if it is."""
+        ctx = self._ctx
+        first = ctx.store.get(RecordKind.LIVE_PROOF, self.proposal)
+        before = report_in(first)
+        if first is None or before is None or not proof.effect_changed(before, report):
+            return
+        others = sorted(
+            kept.order.definition
+            for kept in committed(ctx.store).values()
+            if kept.order.artifact is not None
+            and kept.order.definition != self._order.definition
+            and (stored := ctx.store.get(RecordKind.ORDER, kept.order.id)) is not None
+            and stored.updated_at > first.updated_at
+        )
+        if others:
+            say(
+                ctx,
+                self.proposal,
+                "swap-interaction",
+                slot=self._order.definition,
+                others=others,
+                detail=f"before they came: {sentence_of(before)}; now: {sentence_of(report)}",
+            )
 
     def report(self) -> proof.ProofReport | None:
         """Return the verdict; None without one."""

@@ -90,6 +90,7 @@ from retuned.stages.watch.proof.sentinel import (
     SentinelPlan,
     action_of,
     day_settings,
+    effect_changed,
     is_over,
     next_plan,
 )
@@ -171,6 +172,7 @@ __all__ = [
     "consequence",
     "course",
     "day_settings",
+    "effect_changed",
     "effect_so_far",
     "forecast",
     "is_over",

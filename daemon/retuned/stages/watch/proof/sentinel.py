@@ -12,7 +12,7 @@ from enum import StrEnum
 from retuned.contract import Record
 from retuned.stages.gate import LiveProof
 from retuned.stages.watch.proof.design import Coin
-from retuned.stages.watch.proof.records import ProofSettings, settings_of
+from retuned.stages.watch.proof.records import ProofReport, ProofSettings, settings_of
 
 DAY_S = 24 * 3600.0
 """The pairs of so many seconds are one proof."""
@@ -112,3 +112,18 @@ def action_of(plan: SentinelPlan, *, now_s: float) -> SentinelAction:
     if now_s >= plan.until_s:
         return SentinelAction.DRAW
     return SentinelAction.MEASURE if now_s >= plan.at_s else SentinelAction.WAIT
+
+
+def effect_changed(before: ProofReport, now: ProofReport) -> bool:
+    """Return whether two proofs of a swap show effects that exclude each other.
+
+    Examples
+    --------
+    >>> alone = ProofReport(verdict="helps", reason="faster", low=-0.05, high=-0.03)
+    >>> beside = ProofReport(verdict="helps", reason="faster", low=-0.02, high=-0.01)
+    >>> effect_changed(alone, beside), effect_changed(alone, alone)
+    (True, False)
+    """
+    if before.low is None or before.high is None or now.low is None or now.high is None:
+        return False
+    return now.low > before.high or now.high < before.low
