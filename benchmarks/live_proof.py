@@ -22,7 +22,7 @@ import json
 import platform
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,13 +150,18 @@ def main() -> None:
     for kind in SERVERS:
         body["no_effect"].append(no_effect(kind, runs=chosen.runs))
         print(f"no effect {kind}: {time.process_time() - began:.0f} s")
+    write_report(chosen.out, body, method=METHOD, began_s=began)
+
+
+def write_report(out: Path, body: Mapping[str, Any], *, method: str, began_s: float) -> None:
+    """Write results with their machine, method and processor time since `began_s`."""
     report = {
         "machine": {**machine(), "python": platform.python_version()},
-        "method": METHOD,
-        "cpu_s": round(time.process_time() - began, 1),
+        "method": method,
+        "cpu_s": round(time.process_time() - began_s, 1),
         **body,
     }
-    chosen.out.write_text(json.dumps(report, indent=1) + "\n")
+    out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.vllm_live.proofs import series
+from benchmarks.live_proof_demo import code_traffic
 
 from retuned.contract import digest_of
-from retuned.demo.processes import Child, Cores
 from retuned.node.boots import record_boot
 from retuned.report.live_proof import boots_sentence
 from retuned.runtime_client.live_steps import StepLook
@@ -56,7 +56,6 @@ if slow_s:
     engine.Engine._compute = lambda *args: (time.sleep(slow_s), compute(*args))[1]
 server.main(sys.argv[2:])
 """
-_IN_FLIGHT = 4
 _ENVIRONMENT = digest_of("this machine")
 
 
@@ -64,7 +63,7 @@ class Boots:
     """Starts servers one after the other; each is one boot."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._count, self._cores = folder, 0, Cores.choose()
+        self._folder, self._count = folder, 0
 
     def pair(self, plan: BootPlan, slow_s: float) -> tuple[BootWindow, BootWindow]:
         """Run both boots of a pair; each step of the canary sleeps for so long, seconds."""
@@ -76,35 +75,20 @@ class Boots:
 
     def _boot(self, name: str, arm: Arm, slow_s: float) -> BootWindow:
         self._count += 1
-        folder = self._folder / f"boot-{self._count}"
-        sockets = folder / "sockets"
-        sockets.mkdir(parents=True, mode=0o700)
-        cores = self._cores
-        serves = [
-            *("-c", _SERVER, str(slow_s), "--port", "0", "--socket-dir", str(sockets)),
-            *("--cache-dir", str(self._folder / "cache")),
-            *("--cores", ",".join(map(str, cores.server))),
-        ]
-        with Child("server", serves, log_dir=folder, cores=cores.server) as server:
-            url = f"http://127.0.0.1:{server.answer(timeout_s=180)['port']}"
-            asks = ["-m", "retuned.demo.client", "--url", url, "--in-flight", str(_IN_FLIGHT)]
-            with Child("client", asks, log_dir=folder, cores=cores.lab) as client:
-                client.answer(timeout_s=60)
-                client.say("phase code")
-                client.answer(timeout_s=60)
-                began_s = time.time()
-                found = record_boot(
-                    StepLook(sockets),
-                    replica=name,
-                    boot=f"boot-{self._count}",
-                    environment=_ENVIRONMENT,
-                    arm=arm,
-                    began_s=began_s,
-                    settings=SETTINGS,
-                    sleep=time.sleep,
-                )
-                client.say("stop")
-                client.answer(timeout_s=90)
+        folder, program = self._folder / f"boot-{self._count}", ("-c", _SERVER, str(slow_s))
+        with code_traffic(folder, cache=self._folder / "cache", program=program) as (client, path):
+            found = record_boot(
+                StepLook(path),
+                replica=name,
+                boot=folder.name,
+                environment=_ENVIRONMENT,
+                arm=arm,
+                began_s=time.time(),
+                settings=SETTINGS,
+                sleep=time.sleep,
+            )
+            client.say("stop")
+            client.answer(timeout_s=90)
         return found
 
 

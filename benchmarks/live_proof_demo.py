@@ -19,7 +19,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,35 @@ _DRAIN_S = 5.0
 
 def run(options: argparse.Namespace, folder: Path) -> None:
     """Serve, and prove again and again; results are written after each proof."""
+    with code_traffic(folder, cache=folder / "cache") as (client, sockets):
+        time.sleep(_DRAIN_S)
+        results = _proofs(options, sockets)
+        client.say("stop")
+        totals = client.answer(timeout_s=90)
+    results["requests"] = {key: totals[key] for key in ("sent", "ok", "failed")}
+    options.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+@contextmanager
+def code_traffic(
+    folder: Path, *, cache: Path, program: Sequence[str] = ("-m", "retuned.demo.server")
+) -> Iterator[tuple[Child, Path]]:
+    """Serve traffic of a code assistant; yield the client and the folder of the server's sockets.
+
+    Parameters
+    ----------
+    folder
+        For logs and sockets.
+    cache
+        For compiled kernels.
+    program
+        The server, without its options.
+    """
     cores, sockets = Cores.choose(), folder / "sockets"
-    sockets.mkdir(mode=0o700)
+    sockets.mkdir(parents=True, mode=0o700)
     serves = [
-        *("-m", "retuned.demo.server", "--port", "0", "--socket-dir", str(sockets)),
-        *("--cache-dir", str(folder / "cache"), "--cores", ",".join(map(str, cores.server))),
+        *(*program, "--port", "0", "--socket-dir", str(sockets)),
+        *("--cache-dir", str(cache), "--cores", ",".join(map(str, cores.server))),
     ]
     with Child("server", serves, log_dir=folder, cores=cores.server) as server:
         url = f"http://127.0.0.1:{server.answer(timeout_s=180)['port']}"
@@ -51,12 +76,7 @@ def run(options: argparse.Namespace, folder: Path) -> None:
             client.answer(timeout_s=60)
             client.say("phase code")
             client.answer(timeout_s=60)
-            time.sleep(_DRAIN_S)
-            results = _proofs(options, sockets)
-            client.say("stop")
-            totals = client.answer(timeout_s=90)
-    results["requests"] = {key: totals[key] for key in ("sent", "ok", "failed")}
-    options.out.write_text(json.dumps(results, indent=1) + "\n")
+            yield client, sockets
 
 
 def _proofs(options: argparse.Namespace, sockets: Path) -> dict[str, Any]:

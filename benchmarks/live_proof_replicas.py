@@ -18,16 +18,14 @@ Raw counts are in benchmarks/results/live_proof_replicas_sim.json. Times are sim
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import platform
 import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.catalog_cpu import machine
+from benchmarks.live_proof import write_report
 from benchmarks.live_proof_replicas_sim import Fleet, run_boots
 
 from retuned.stages.watch.proof import (
@@ -169,13 +167,7 @@ def main() -> None:
     print(f"power: {time.process_time() - began:.0f} s")
     body["below_spread"] = below_spread(runs=chosen.power)
     body["harm"] = harm(runs=chosen.power)
-    report = {
-        "machine": {**machine(), "python": platform.python_version()},
-        "method": METHOD,
-        "cpu_s": round(time.process_time() - began, 1),
-        **body,
-    }
-    chosen.out.write_text(json.dumps(report, indent=1) + "\n")
+    write_report(chosen.out, body, method=METHOD, began_s=began)
 
 
 if __name__ == "__main__":

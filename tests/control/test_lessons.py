@@ -1,4 +1,4 @@
-"""Which verdicts of live proofs teach something, and which lessons a target leaves in force."""
+"""Which verdicts of live proofs leave a lesson, and which lessons a target leaves in force."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.operators import examples
 
 from retuned.api.proposal import LiveProofStatus
-from retuned.control.lessons import in_force, learned, lesson_of, report_of, teaching
+from retuned.control.lessons import in_force, lesson_from, lesson_of, report_of, with_lesson
 from retuned.stages.gate import LiveProof
 from retuned.stages.proposal import Lesson, LessonKind, ServerKey
 from retuned.stages.watch.proof import ProofReason, ProofReport, Verdict
@@ -47,7 +47,7 @@ def proposal(*entries: LiveProofStatus) -> SwapProposal:
 
 def a_lesson(**changes: Any) -> Lesson:
     one = entry("harms")
-    return learned(proposal(one), one, made_from=None, engine="").model_copy(update=changes)
+    return lesson_from(proposal(one), one, made_from=None, engine="").model_copy(update=changes)
 
 
 @pytest.mark.parametrize(
@@ -61,11 +61,11 @@ def a_lesson(**changes: Any) -> Lesson:
         ("", None),
     ],
 )
-def test_two_verdicts_teach_something(verdict: str, kind: LessonKind | None) -> None:
+def test_two_verdicts_leave_a_lesson(verdict: str, kind: LessonKind | None) -> None:
     one = entry(verdict)
     found = [
-        learned(proposal(one), each, made_from=OTHER, engine="vllm 1").kind
-        for each in teaching(proposal(one))
+        lesson_from(proposal(one), each, made_from=OTHER, engine="vllm 1").kind
+        for each in with_lesson(proposal(one))
     ]
     assert found == ([] if kind is None else [kind])
 
@@ -73,7 +73,7 @@ def test_two_verdicts_teach_something(verdict: str, kind: LessonKind | None) -> 
 def test_a_lesson_has_the_claim_the_server_and_what_was_shown() -> None:
     one = entry("harms")
     resource = proposal(one)
-    found = learned(resource, one, made_from=OTHER, engine="vllm 1")
+    found = lesson_from(resource, one, made_from=OTHER, engine="vllm 1")
     spec = resource.spec
     assert found.artifacts == (spec.artifact.digest, OTHER)
     assert found.key == ServerKey(environment=OTHER, engine="vllm 1")
@@ -86,7 +86,7 @@ def test_a_lesson_has_the_claim_the_server_and_what_was_shown() -> None:
 def test_where_processes_differed_the_environment_of_the_measurement_counts() -> None:
     one = entry("harms", environment="")
     resource = proposal(one)
-    found = learned(resource, one, made_from=None, engine="")
+    found = lesson_from(resource, one, made_from=None, engine="")
     assert found.key.environment == resource.spec.environment
 
 

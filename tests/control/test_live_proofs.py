@@ -277,7 +277,7 @@ def test_a_server_whose_service_levels_are_not_known_goes_back_with_its_reason()
 def test_a_pod_that_reads_service_levels_proves_before_one_that_soon_may() -> None:
     fleet = Fleet(pods=3, **SLO)
     fleet.canary(3)
-    fleet.levels = {"u0": LevelsState.SILENT, "u1": LevelsState.READ}
+    fleet.levels = {"u0": LevelsState.UNREADABLE, "u1": LevelsState.READ}
     name = fleet.begun()
     fleet.until(name, P.PROVING)
     assert [each.uid for each in fleet.proofs(name)] == ["u1"]
@@ -285,7 +285,7 @@ def test_a_pod_that_reads_service_levels_proves_before_one_that_soon_may() -> No
 
 def test_metrics_that_are_silent_for_a_while_take_no_swap_back() -> None:
     fleet = Fleet(**SLO)
-    fleet.levels = dict.fromkeys(fleet.pods, LevelsState.SILENT)
+    fleet.levels = dict.fromkeys(fleet.pods, LevelsState.UNREADABLE)
     name = fleet.begun()
     fleet.until(name, P.PROVING)
     assert len(fleet.proofs(name)) == 1

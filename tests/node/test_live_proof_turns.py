@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from retuned.node.live_proof import ProofNeed, ProofRunner
+from retuned.node.live_proof import ProofRunner, UnstoredProof
 from retuned.ports import SlotState
 from retuned.stages.gate import LiveProof, LiveProofMode
 from retuned.stages.swap import SwapKind, SwapOrder
@@ -101,28 +101,14 @@ class Server:
         )
 
 
-class Kept:
-    """States in memory."""
+class Kept(UnstoredProof):
+    """States in memory, and how many of them have a plan."""
 
-    def __init__(self, settings: proof.ProofSettings) -> None:
-        self.state = proof.begin(settings, at_s=0.0)
-        self.plans = 0
-
-    def known(self) -> proof.ProofState:
-        return self.state
-
-    def begin(self, state: proof.ProofState) -> None:
-        self.keep(state)
+    plans = 0
 
     def keep(self, state: proof.ProofState) -> None:
         self.plans += state.plan is not None
-        self.state = state
-
-    def finish(self, state: proof.ProofState) -> None:
-        self.state = state
-
-    def need(self) -> ProofNeed:
-        return ProofNeed.CONTINUE
+        super().keep(state)
 
 
 def proven(server: Server, **changed: object) -> Kept:
@@ -133,7 +119,7 @@ def proven(server: Server, **changed: object) -> Kept:
         long_blocks=0,
         max_duration_s=600.0,
     ).model_copy(update=changed)
-    kept = Kept(settings)
+    kept = Kept()
     order = SwapOrder.model_construct(
         id="own",
         kind=SwapKind.SWAP,
@@ -151,6 +137,7 @@ def proven(server: Server, **changed: object) -> Kept:
         swapper=server,
         live=server,
         clock=server,
+        first=lambda at_s: proof.begin(settings, at_s=at_s),
         turns=server,
     ).run(threading.Event())
     return kept
@@ -165,6 +152,7 @@ def test_an_overhead_is_told_from_one_per_cent_within_minutes(
 ) -> None:
     server = Server(effect)
     kept = proven(server)
+    assert kept.state is not None
     report = kept.state.report
     assert report is not None
     assert report.verdict is verdict
@@ -179,6 +167,7 @@ def test_turns_that_do_not_come_are_given_up() -> None:
     server = Server(0.0)
     server.answers = False
     kept = proven(server, max_duration_s=200.0)
+    assert kept.state is not None
     assert kept.state.report is not None
     assert kept.state.report.pairs == 0
     assert all(pair.void is proof.VoidReason.ABANDONED for pair in kept.state.pairs)

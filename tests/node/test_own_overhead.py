@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.node.test_live_proof_turns import Server
+from tests.node.test_live_proof_turns import ARTIFACT, Server
 
 from retuned.errors import CandidateError, TemporaryError
-from retuned.node.own_overhead import OWN_OVERHEAD, SERVER, OverheadKeeper, Wrappers, last_of
+from retuned.node.own_overhead import OWN_OVERHEAD, SERVER, OverheadKeeper, last_of
 from retuned.ports import SlotState
-from retuned.runtime_client.own_overhead import ARTIFACT, EPOCH, WRAPPERS
 from retuned.stages.watch.own_overhead import AFTER, EVERY, OverheadOutcome
 from retuned.store.sqlite import SqliteStore
 from retuned.telemetry.prometheus import FakeTelemetry
@@ -27,14 +26,14 @@ class Measured(Server):
         self.refusal: Exception | None = None
 
     def slots(self) -> list[SlotState]:
-        return [SlotState(definition=WRAPPERS, active=ARTIFACT, epoch=EPOCH, launches={})]
+        return [SlotState(definition="wrappers", active=ARTIFACT, epoch=1, launches={})]
 
     def take_turns(self, turns: Sequence[tuple[str, bool]], *, steps: int) -> None:
         if self.refusal is not None:
             raise self.refusal
         super().take_turns(turns, steps=steps)
 
-    def rest(self, share: float) -> None:
+    def set_share(self, share: float) -> None:
         self.shares.append(share)
 
 
@@ -45,7 +44,6 @@ class World:
         self.telemetry = FakeTelemetry()
         self.keeper = OverheadKeeper(
             self.server,
-            Wrappers(WRAPPERS, ARTIFACT, EPOCH),
             live=self.server,
             store=self.store,
             clock=self.server,

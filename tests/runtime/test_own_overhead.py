@@ -198,22 +198,22 @@ def share_within(world: World, *, seconds: float = 100.0) -> float:
     return within / ticks
 
 
-def test_wrappers_that_rest_are_in_the_calls_for_a_share_of_the_time(world: World) -> None:
+def test_wrappers_are_in_the_calls_for_a_share_of_the_time(world: World) -> None:
     world.steps.log.stop()
     assert share_within(world) == 1.0
-    world.made.rest({"op": "overhead-rest", "share": 0.1})
+    world.made.set_share({"op": "overhead-share", "share": 0.1})
     before = world.made.state()
     assert share_within(world) == pytest.approx(0.1, abs=0.02)
     assert not world.made.out, "windows of a profiler are not held back"
     now = world.made.state()
     assert now["out_s"] - before["out_s"] == pytest.approx(90.0, abs=2.0)
     assert now["now_s"] - before["now_s"] == pytest.approx(100.0, abs=0.1)
-    world.made.rest({"op": "overhead-rest", "share": 1.0})
+    world.made.set_share({"op": "overhead-share", "share": 1.0})
     assert share_within(world) > 0.999
 
 
-def test_wrappers_do_not_rest_while_a_swap_or_a_measurement_needs_them(world: World) -> None:
-    world.made.rest({"share": 0.1})
+def test_wrappers_stay_while_a_swap_or_a_measurement_needs_them(world: World) -> None:
+    world.made.set_share({"share": 0.1})
     world.swapped = "rms_norm"
     assert share_within(world) == 1.0
     world.swapped = ""
@@ -230,7 +230,7 @@ def test_wrappers_do_not_rest_while_a_swap_or_a_measurement_needs_them(world: Wo
 @pytest.mark.parametrize("share", [0.0, 1.1, "0.1", None])
 def test_a_share_is_a_number_up_to_one(world: World, share: object) -> None:
     with raises_code(Refused, "bad-request"):
-        world.made.rest({"share": share})
+        world.made.set_share({"share": share})
 
 
 def test_a_host_brings_them_back_before_a_swap_and_at_its_end() -> None:

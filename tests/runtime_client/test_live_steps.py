@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,16 +9,9 @@ from tests.expect import raises_code
 
 import retuned.runtime
 from retuned.errors import CandidateError, TemporaryError
-from retuned.runtime.core.attach import Runtime, attach
+from retuned.runtime.core.attach import Runtime
 from retuned.runtime_client.live_steps import RESTARTED, ServerSteps, StepLook
 from retuned.stages.watch.proof import Arm
-
-
-@pytest.fixture
-def runtime(tmp_path: Path) -> Iterator[Runtime]:
-    made = attach(server="test", socket_dir=tmp_path / "s")
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,22 +11,15 @@ from tests.expect import raises_code
 import retuned.runtime
 from retuned.clock import SystemClock
 from retuned.errors import CandidateError, TemporaryError
-from retuned.node.live_proof import ProofNeed, ProofRunner
-from retuned.node.own_overhead import Wrappers
-from retuned.runtime.core.attach import Runtime, attach
+from retuned.node.live_proof import ProofRunner, UnstoredProof
+from retuned.runtime.core.attach import Runtime
 from retuned.runtime_client.connection import told
 from retuned.runtime_client.live_steps import ServerSteps
-from retuned.runtime_client.own_overhead import ARTIFACT, EPOCH, WRAPPERS, ServerOverhead
+from retuned.runtime_client.own_overhead import ServerOverhead
 from retuned.runtime_client.tunables import CountedTime
 from retuned.stages.gate import LiveProof, LiveProofMode
+from retuned.stages.swap import SwapOrder
 from retuned.stages.watch import own_overhead, proof
-
-
-@pytest.fixture
-def runtime(tmp_path: Path) -> Iterator[Runtime]:
-    made = attach(server="test", socket_dir=tmp_path / "s")
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -53,7 +45,7 @@ def test_turns_are_taken_by_the_servers_own_steps(arm: ServerOverhead, tmp_path:
 
 def test_a_server_without_steps_cannot_be_measured(arm: ServerOverhead) -> None:
     with pytest.raises(TemporaryError):
-        arm.bypass(WRAPPERS, on=True)
+        arm.bypass("retuned-wrappers", on=True)
 
 
 def test_the_server_refuses_where_steps_are_not_recorded(arm: ServerOverhead) -> None:
@@ -65,39 +57,22 @@ def test_the_server_refuses_where_steps_are_not_recorded(arm: ServerOverhead) ->
 def test_a_share_reaches_the_server_and_its_reports(
     runtime: Runtime, arm: ServerOverhead, tmp_path: Path
 ) -> None:
-    arm.rest(0.25)
+    arm.set_share(0.25)
     assert runtime._host.overhead.state()["share"] == 0.25
     (path,) = (tmp_path / "s").glob("*.sock")
     said = told(path, {"op": "tunables"}, timeout_s=5.0)
     assert isinstance(said, dict)
     time = CountedTime.model_validate(said["overhead"])
     assert (time.out_s <= time.now_s, said["overhead"]["share"]) == (True, 0.25)
-    arm.rest(1.0)
-
-
-class _Kept:
-    """States of one proof in memory."""
-
-    def __init__(self) -> None:
-        self.state: proof.ProofState | None = None
-
-    def known(self) -> proof.ProofState | None:
-        return None
-
-    def begin(self, state: proof.ProofState) -> None:
-        self.state = state
-
-    keep = finish = begin
-
-    def need(self) -> ProofNeed:
-        return ProofNeed.CONTINUE
+    arm.set_share(1.0)
 
 
 def test_a_whole_measurement_runs_over_the_socket(
     arm: ServerOverhead, runtime: Runtime, tmp_path: Path
 ) -> None:
-    stop, kept = threading.Event(), _Kept()
+    stop, kept = threading.Event(), UnstoredProof()
     serving = threading.Event()
+    (slot,) = arm.slots()
 
     def serve() -> None:
         while not serving.is_set():
@@ -108,7 +83,9 @@ def test_a_whole_measurement_runs_over_the_socket(
     server.start()
     try:
         ProofRunner(
-            Wrappers(WRAPPERS, ARTIFACT, EPOCH),
+            SwapOrder.model_construct(
+                definition=slot.definition, artifact=slot.active, epoch=slot.epoch
+            ),
             LiveProof(mode=LiveProofMode.OBSERVE),
             record=kept,
             swapper=arm,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,9 @@ from tests.expect import raises_code
 
 import retuned.runtime
 from retuned.errors import CandidateError
-from retuned.runtime.core.attach import Runtime, attach
+from retuned.runtime.core.attach import Runtime
 from retuned.runtime.core.host import RuntimeHost
 from retuned.runtime_client.step_records import StepRecord, StepTap, parse_steps
-
-
-@pytest.fixture
-def runtime(tmp_path: Path) -> Iterator[Runtime]:
-    made = attach(server="test", socket_dir=tmp_path / "s")
-    yield made
-    made.close()
 
 
 def step(decode: int = 1) -> None:

@@ -328,7 +328,7 @@ def test_whether_service_levels_can_be_read_is_reported(world: Pod) -> None:
     assert world.posted().levels is LevelsState.ABSENT
     counts = Silent()
     counting(world, counts)
-    assert world.posted().levels is LevelsState.SILENT
+    assert world.posted().levels is LevelsState.UNREADABLE
     counts.silent = False
     world.clock.advance(10.0)
     assert world.posted().levels is LevelsState.READ

@@ -34,7 +34,7 @@ from benchmarks.gpu.vllm_live.server import Vllm
 from benchmarks.gpu.vllm_live.toggles import Toggles
 
 from retuned.clock import SystemClock
-from retuned.node.live_proof import ProofNeed, ProofRunner
+from retuned.node.live_proof import ProofRunner, UnstoredProof
 from retuned.ports import SlotState
 from retuned.report.live_proof import sentence_of
 from retuned.runtime.tunables.records import canonical
@@ -149,34 +149,18 @@ class TeedSteps(ServerSteps):
         return found
 
 
-class Kept:
+class Kept(UnstoredProof):
     """States of one proof in memory, with the fit of an earlier one where there is one."""
 
     def __init__(
         self, settings: proof.ProofSettings, earlier: proof.ProofState | None = None
     ) -> None:
+        super().__init__()
         self._settings, self._earlier = settings, earlier
-        self.state: proof.ProofState | None = None
 
     def known(self) -> proof.ProofState:
         """Return a fresh state with the settings of this arm."""
         return proof.begin_again(self._earlier, self._settings, at_s=time.time())
-
-    def begin(self, state: proof.ProofState) -> None:
-        """Keep the first state."""
-        self.state = state
-
-    def keep(self, state: proof.ProofState) -> None:
-        """Keep a later state."""
-        self.state = state
-
-    def finish(self, state: proof.ProofState) -> None:
-        """Keep the last state."""
-        self.state = state
-
-    def need(self) -> ProofNeed:
-        """Return that the proof is wanted."""
-        return ProofNeed.CONTINUE
 
 
 def series(doc: str | None) -> dict[str, Any]:

@@ -275,7 +275,7 @@ class LevelsState(StrEnum):
 
     ABSENT = "absent"
     """It has no address of the server's metrics, or it is of an older release."""
-    SILENT = "silent"
+    UNREADABLE = "unreadable"
     """It has an address, and the metrics cannot be read there now."""
     READ = "read"
     """It reads them."""

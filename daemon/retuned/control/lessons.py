@@ -1,4 +1,4 @@
-"""Lessons of live proofs: which verdicts teach, and which lessons are in force. Pure.
+"""Lessons of live proofs: which verdicts leave one, and which lessons are in force. Pure.
 
 The daemon of one machine and the operator both use it. Whether a lesson refuses a claim is
 `retuned.stages.proposal.lesson_against`.
@@ -19,7 +19,7 @@ _KINDS = {
     Verdict.HARMS: LessonKind.HARMS,
     Verdict.NO_MEASURABLE_EFFECT: LessonKind.NO_MEASURABLE_EFFECT,
 }
-"""Other verdicts teach nothing: they are about the traffic or the proof, not about the swap."""
+"""Other verdicts leave no lesson: they are about the traffic or the proof, not about the swap."""
 
 
 def lesson_of(
@@ -31,7 +31,7 @@ def lesson_of(
     key: ServerKey,
     at: datetime,
 ) -> Lesson | None:
-    """Return what a proof teaches of a claim; None if its verdict teaches nothing.
+    """Return the lesson that a proof leaves of a claim; None if its verdict leaves none.
 
     Parameters
     ----------
@@ -73,16 +73,16 @@ def lesson_of(
     )
 
 
-def teaching(resource: SwapProposal) -> Iterator[LiveProofStatus]:
-    """Yield the proofs of a proposal whose verdict teaches something."""
+def with_lesson(resource: SwapProposal) -> Iterator[LiveProofStatus]:
+    """Yield the proofs of a proposal whose verdict leaves a lesson."""
     kinds = {str(verdict) for verdict in _KINDS}
     return (each for each in resource.status.live_proofs if each.verdict in kinds)
 
 
-def learned(
+def lesson_from(
     resource: SwapProposal, entry: LiveProofStatus, *, made_from: Digest | None, engine: str
 ) -> Lesson:
-    """Return the lesson of a proof that `teaching` has named.
+    """Return the lesson of a proof that `with_lesson` yields.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def learned(
         key=ServerKey(environment=entry.environment or resource.spec.environment, engine=engine),
         at=at,
     )
-    assert lesson is not None, "its verdict teaches something"
+    assert lesson is not None, "its verdict leaves a lesson"
     return lesson
 
 

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from retuned.api.agent import MAX_PROOFS, LevelsState, ProofOrder
 from retuned.api.proposal import (
     LiveProofStatus,
+    PodOrder,
     PodState,
     ProposalPhase,
     RolloutStatus,
@@ -196,14 +197,22 @@ def _orders(uid: str, proposals: Iterable[SwapProposal]) -> Iterator[ProofOrder]
             if each.uid != uid or told is None or each.epoch != told.epoch:
                 continue
             if not each.verdict or (each.rule.mode is LiveProofMode.REQUIRED and not each.kept):
-                order = order_for(resource, told)
-                yield ProofOrder(
-                    order=order.id,
-                    proposal=order.proposal,
-                    definition=order.definition,
-                    epoch=order.epoch,
-                    rule=each.rule,
-                )
+                yield order_of(resource, told, each.rule)
+
+
+def order_of(
+    resource: SwapProposal, told: PodOrder, rule: LiveProof, *, sentinel: bool = False
+) -> ProofOrder:
+    """Return what a pod is asked to prove, or with `sentinel` to measure."""
+    order = order_for(resource, told)
+    return ProofOrder(
+        order=order.id,
+        proposal=order.proposal,
+        definition=order.definition,
+        epoch=order.epoch,
+        rule=rule,
+        sentinel=sentinel,
+    )
 
 
 def why_not(pod: PodFact, rule: LiveProof) -> str | None:

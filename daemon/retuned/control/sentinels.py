@@ -13,8 +13,7 @@ from datetime import datetime
 from retuned.api.agent import MAX_PROOFS, ProofOrder
 from retuned.api.proposal import LiveProofStatus, PodState, ProposalPhase, SwapProposal
 from retuned.control.facts import MeasuredFact, PodFact
-from retuned.control.live_proofs import concluded, proof_orders
-from retuned.control.orders import order_for
+from retuned.control.live_proofs import concluded, order_of, proof_orders
 from retuned.control.proposal_step import ProposalStep
 from retuned.stages.gate import LiveProof, LiveProofMode
 from retuned.stages.watch import Consequence
@@ -123,15 +122,7 @@ def sentinel_orders(uid: str, proposals: Iterable[SwapProposal]) -> Iterator[Pro
         for each in resource.status.sentinels:
             if told is None or (each.uid, each.epoch) != (uid, told.epoch) or each.phase != _ASKED:
                 continue
-            order = order_for(resource, told)
-            yield ProofOrder(
-                order=order.id,
-                proposal=order.proposal,
-                definition=order.definition,
-                epoch=order.epoch,
-                rule=each.rule,
-                sentinel=True,
-            )
+            yield order_of(resource, told, each.rule, sentinel=True)
 
 
 def _withdraws(entry: LiveProofStatus) -> bool:

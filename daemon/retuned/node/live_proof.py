@@ -189,6 +189,41 @@ class StoredProof:
         }
 
 
+class UnstoredProof:
+    """States of a proof in memory: one that is cut short begins again.
+
+    Parameters
+    ----------
+    wanted
+        Whether the proof may go on; asked several times in each block.
+    """
+
+    def __init__(self, wanted: Callable[[], bool] = lambda: True) -> None:
+        self._wanted = wanted
+        self.state: proof.ProofState | None = None
+        """The last state; None before the first."""
+
+    def known(self) -> proof.ProofState | None:
+        """See `ProofRecord.known`."""
+        return None
+
+    def begin(self, state: proof.ProofState) -> None:
+        """See `ProofRecord.begin`."""
+        self.state = state
+
+    def keep(self, state: proof.ProofState) -> None:
+        """See `ProofRecord.keep`."""
+        self.state = state
+
+    def finish(self, state: proof.ProofState) -> None:
+        """See `ProofRecord.finish`."""
+        self.state = state
+
+    def need(self) -> ProofNeed:
+        """See `ProofRecord.need`."""
+        return ProofNeed.CONTINUE if self._wanted() else ProofNeed.WAIT
+
+
 def report_in(record: Stored | None) -> proof.ProofReport | None:
     """Return the verdict in a record; None without one."""
     if record is None or record.phase == PROVING:

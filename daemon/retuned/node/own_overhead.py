@@ -2,7 +2,7 @@
 
 The runner of live proofs lets Retuned's wrappers leave the server's calls and return, in turns of a
 few steps. Where steps are longer by one per cent or more with them, the runtime counts launches in
-a share of the time only. One machine and the sidecar run it.
+a share of the time only. One machine runs it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from retuned.contract import Digest
 from retuned.errors import RetunedError
-from retuned.node.live_proof import ProofNeed, ProofRunner, Switch, TurnTaker
+from retuned.node.live_proof import ProofRunner, Switch, TurnTaker, UnstoredProof
 from retuned.ports import Clock, Event, LiveSteps, Store, Telemetry
 from retuned.stages.gate import LiveProof, LiveProofMode
 from retuned.stages.watch import own_overhead, proof
@@ -38,7 +38,7 @@ _CURRENT = "current"
 class OverheadArm(Switch, TurnTaker, Protocol):
     """Retuned's wrappers in the server; see `retuned.runtime_client.own_overhead`."""
 
-    def rest(self, share: float) -> None:
+    def set_share(self, share: float) -> None:
         """Count launches in a share of the time.
 
         Raises
@@ -50,31 +50,12 @@ class OverheadArm(Switch, TurnTaker, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Wrappers:
+class _Wrappers:
     """The wrappers, as what a proof is about."""
 
     definition: str
-    artifact: Digest
+    artifact: Digest | None
     epoch: int
-
-
-class _Measurement:
-    """The states of one measurement. One that is cut short begins again, so none is stored."""
-
-    def __init__(self, wanted: Callable[[], bool]) -> None:
-        self._wanted = wanted
-        self.state: proof.ProofState | None = None
-
-    def known(self) -> proof.ProofState | None:
-        return None
-
-    def begin(self, state: proof.ProofState) -> None:
-        self.state = state
-
-    keep = finish = begin
-
-    def need(self) -> ProofNeed:
-        return ProofNeed.CONTINUE if self._wanted() else ProofNeed.WAIT
 
 
 class OverheadKeeper:
@@ -84,8 +65,6 @@ class OverheadKeeper:
     ----------
     arm
         The wrappers in the server.
-    what
-        The slot that `arm` reports.
     live
         The server's steps.
     """
@@ -93,14 +72,13 @@ class OverheadKeeper:
     def __init__(
         self,
         arm: OverheadArm,
-        what: Wrappers,
         *,
         live: LiveSteps,
         store: Store,
         clock: Clock,
         telemetry: Telemetry,
     ) -> None:
-        self._arm, self._what, self._live = arm, what, live
+        self._arm, self._live = arm, live
         self._store, self._clock, self._telemetry = store, clock, telemetry
         self._began_at: datetime | None = None
 
@@ -123,7 +101,7 @@ class OverheadKeeper:
                 return
             self._telemetry.table("retuned_own_overhead_ratio", _rows(last.report))
             if last.share < 1.0:
-                self._arm.rest(last.share)  # a server that restarted counts always
+                self._arm.set_share(last.share)  # a server that restarted counts always
         except RetunedError as error:
             log.info("what Retuned costs the server is not known now: %s", error)
 
@@ -134,9 +112,10 @@ class OverheadKeeper:
         return own_overhead.is_due(last_of(self._store), began_at=self._began_at, now=now)
 
     def _measure(self, stop: threading.Event, wanted: Callable[[], bool]) -> None:
-        kept = _Measurement(wanted)
+        kept = UnstoredProof(wanted)
+        (slot,) = self._arm.slots()
         ProofRunner(
-            self._what,
+            _Wrappers(slot.definition, slot.active, slot.epoch),
             LiveProof(mode=LiveProofMode.OBSERVE),  # the wrappers stay whatever is shown
             record=kept,
             swapper=self._arm,
@@ -156,7 +135,7 @@ class OverheadKeeper:
         )
         self._keep(found)
         if found.share >= 1.0:
-            self._arm.rest(1.0)
+            self._arm.set_share(1.0)
         (log.info if found.share >= 1.0 else log.warning)("%s", found.sentence)
 
     def _keep(self, found: OverheadRecord) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from retuned.contract import Digest
 from retuned.errors import CandidateError, TemporaryError
 from retuned.ports import SlotState
 from retuned.runtime_client.connection import RETRY_S, told
@@ -14,10 +14,8 @@ from retuned.runtime_client.live_steps import ON
 from retuned.runtime_client.processes import RuntimeProcesses
 from retuned.runtime_client.step_records import StepTap
 
-WRAPPERS = "retuned-wrappers"
-"""Name of the arm."""
-ARTIFACT: Digest = "sha256:" + "0" * 64
-EPOCH = 1
+_ARM = SlotState(definition="retuned-wrappers", active="sha256:" + "0" * 64, epoch=1, launches={})
+"""The wrappers as a slot: what a live proof switches has one."""
 RANKS = "several-ranks"
 """Reason code: other processes take the same step, and their wrappers would stay."""
 _TIMEOUT_S = 5.0
@@ -39,11 +37,7 @@ class ServerOverhead:
 
     def slots(self) -> Sequence[SlotState]:
         """Return the arm as a slot, with how it was switched last."""
-        return [
-            SlotState(
-                definition=WRAPPERS, active=ARTIFACT, epoch=EPOCH, launches={}, bypassed=self._off
-            )
-        ]
+        return [replace(_ARM, bypassed=self._off)]
 
     def bypass(self, definition: str, *, on: bool, arm: str | None = None) -> None:
         """Take the wrappers out (`on`), or put them back; see `Swapper.bypass`."""
@@ -55,9 +49,9 @@ class ServerOverhead:
         """See `TurnTaker.take_turns`."""
         self._ask({"op": "overhead-arm", "on": False, "turns": list(turns), "steps": steps})
 
-    def rest(self, share: float) -> None:
+    def set_share(self, share: float) -> None:
         """Let every process count launches in a share of the time."""
-        request = {"op": "overhead-rest", "share": share}
+        request = {"op": "overhead-share", "share": share}
         _, errors = self._processes.each(lambda path: told(path, request, timeout_s=_TIMEOUT_S))
         for error in errors:
             if not (isinstance(error, CandidateError) and error.reason == "unknown-op"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -68,7 +68,7 @@ def prove(ctx: Context, stop: threading.Event) -> None:
         ProofRunner(
             kept.order,
             asked.rule,
-            record=_Record(ctx, kept.order),
+            record=_record(ctx, kept.order),
             swapper=ctx.swapper,
             live=ctx.live_steps,
             clock=ctx.clock,
@@ -126,7 +126,7 @@ def levels_seen(ctx: Context) -> LevelsState:
         memory.levels = LevelsState.READ
     except TemporaryError as error:
         log.info("service levels of the server cannot be read: %s", error)
-        memory.levels = LevelsState.SILENT
+        memory.levels = LevelsState.UNREADABLE
     memory.levels_at_s = now_s
     return memory.levels
 
@@ -165,16 +165,40 @@ def post(ctx: Context) -> None:
         ctx.standing.hello_at_s = float("-inf")
 
 
-class _Record(StoredProof):
-    """The proof of one order in a pod; its record is found by the order."""
+class PodProofRecord(StoredProof):
+    """A proof of one order in a pod, for as long as the operator asks for it.
 
-    def __init__(self, ctx: Context, order: SwapOrder) -> None:
-        super().__init__(ctx.store, order, id=order.id)
-        self._ctx = ctx
+    Parameters
+    ----------
+    ctx
+        Ports of the pod.
+    order
+        The order in force.
+    asked
+        Returns what the operator asks of an order; an operator that does not answer has not taken
+        it back.
+    what
+        The kind of proof, for logs.
+    kind, id
+        Of the record.
+    """
+
+    def __init__(
+        self,
+        ctx: Context,
+        order: SwapOrder,
+        *,
+        asked: Callable[[Context, str], ProofOrder | None],
+        what: str,
+        kind: str,
+        id: str,
+    ) -> None:
+        super().__init__(ctx.store, order, kind=kind, id=id)
+        self._ctx, self._asked, self._what = ctx, asked, what
 
     def need(self) -> ProofNeed:
-        """See `ProofRecord.need`; an operator that does not answer has not taken it back."""
-        asked = _asked(self._ctx, self._order.id) is not None
+        """See `ProofRecord.need`."""
+        asked = self._asked(self._ctx, self._order.id) is not None
         return ProofNeed.CONTINUE if asked else ProofNeed.END
 
     def finish(self, state: proof.ProofState) -> None:
@@ -184,7 +208,12 @@ class _Record(StoredProof):
         body = self.body(state) | {"report": report.model_dump(mode="json")}
         if self.advance(body, to=str(report.verdict)):
             self._ctx.standing.news.set()
-            log.info("%s: %s (%s)", self._order.definition, report.verdict, report.reason)
+            name = self._order.definition
+            log.info("%s %s: %s (%s)", name, self._what, report.verdict, report.reason)
+
+
+def _record(ctx: Context, order: SwapOrder) -> PodProofRecord:
+    return PodProofRecord(ctx, order, asked=_asked, what="live proof", kind=LIVE_PROOF, id=order.id)
 
 
 def in_force(ctx: Context) -> list[StoredOrder]:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from retuned.errors import RetunedError
 from retuned.node import sentinel
-from retuned.node.live_proof import LIVE_PROOF, PROVING, ProofNeed, StoredProof, report_in
+from retuned.node.live_proof import LIVE_PROOF, PROVING, report_in
 from retuned.node.sentinel import DAY, SENTINEL
 from retuned.node.service_levels import lacks_levels, levels_of
 from retuned.ports import Stored
@@ -84,26 +84,12 @@ class _Swap:
         return live_proofs.unavailable(self._ctx)[0]
 
 
-class _Day(StoredProof):
+class _Day(live_proofs.PodProofRecord):
     """The proof of one day of a swap in a pod."""
 
     def __init__(self, ctx: Context, order: SwapOrder, *, id: str) -> None:
-        super().__init__(ctx.store, order, kind=DAY, id=id)
-        self._ctx, self._name = ctx, id
-
-    def need(self) -> ProofNeed:
-        """See `ProofRecord.need`; an operator that does not answer has not taken it back."""
-        asked = live_proofs.asked_day(self._ctx, self._order.id)
-        return ProofNeed.CONTINUE if asked is not None else ProofNeed.END
-
-    def finish(self, state: proof.ProofState) -> None:
-        """Keep the verdict; the next report has it."""
-        report = state.report
-        assert report is not None, "a proof that is done has one"
-        body = self.body(state) | {"report": report.model_dump(mode="json")}
-        if self.advance(body, to=str(report.verdict)):
-            self._ctx.standing.news.set()
-            log.info("%s sentinel: %s (%s)", self._order.definition, report.verdict, report.reason)
+        super().__init__(ctx, order, asked=live_proofs.asked_day, what=SENTINEL, kind=DAY, id=id)
+        self._name = id
 
     def report(self) -> proof.ProofReport | None:
         """Return the verdict; None without one."""

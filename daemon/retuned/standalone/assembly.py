@@ -30,7 +30,7 @@ from retuned.lab.toolchain import environment_of, is_timed
 from retuned.lifting.sampled_outputs import with_structures
 from retuned.node import metrics
 from retuned.node.gpu import find_devices, free_device
-from retuned.node.own_overhead import OverheadKeeper, Wrappers
+from retuned.node.own_overhead import OverheadKeeper
 from retuned.node.server_cores import free_cores, server_cores, server_processes
 from retuned.node.service_levels import counts_at
 from retuned.node.watcher import kept_after
@@ -41,7 +41,7 @@ from retuned.runtime_client.change_orders import ChangeSwapper
 from retuned.runtime_client.client import RuntimeSocket
 from retuned.runtime_client.kernels import RuntimeKernels
 from retuned.runtime_client.live_steps import ServerSteps, StepLook
-from retuned.runtime_client.own_overhead import ARTIFACT, EPOCH, WRAPPERS, ServerOverhead
+from retuned.runtime_client.own_overhead import ServerOverhead
 from retuned.runtime_client.tunables import RuntimeTunables
 from retuned.runtime_client.tuned_files import RuntimeFiles
 from retuned.settings import Settings
@@ -166,7 +166,6 @@ def with_own_overhead(context: Context, settings: Settings) -> Context:
         return context
     keeper = OverheadKeeper(
         ServerOverhead(settings.sockets),
-        Wrappers(WRAPPERS, ARTIFACT, EPOCH),
         live=context.live_steps,
         store=context.store,
         clock=context.clock,

@@ -56,7 +56,7 @@ def prove(ctx: Context, stop: threading.Event) -> None:
             ProofRunner(
                 order,
                 rule,
-                record=_Record(ctx, order),
+                record=_Record(ctx, order, ends=_cannot_go_on(ctx, order.proposal)),
                 swapper=ctx.swapper,
                 live=ctx.live_steps,
                 clock=ctx.clock,
@@ -247,10 +247,10 @@ def sealed(
 class _Record(StoredProof):
     """The proof of one order on one machine."""
 
-    def __init__(self, ctx: Context, order: SwapOrder) -> None:
+    def __init__(self, ctx: Context, order: SwapOrder, *, ends: bool) -> None:
         super().__init__(ctx.store, order, id=order.proposal)
         self._ctx = ctx
-        self._ends = _cannot_go_on(ctx, order.proposal)
+        self._ends = ends
 
     def need(self) -> ProofNeed:
         """See `ProofRecord.need`."""

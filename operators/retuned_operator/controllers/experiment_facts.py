@@ -449,7 +449,7 @@ def weigh_anew(
             return weighed
         name = proposal_name(weighed.proposal.id, target_uid=target.metadata.uid)
         found, _ = objects.all_of(SwapProposal, [named[name]] if name in named else [])
-        if not any(lessons.is_unlearned(each) for each in found):
+        if not any(lessons.had_a_lesson(each) for each in found):
             return weighed
     raise AssertionError("counting does not end")
 

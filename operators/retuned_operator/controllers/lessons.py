@@ -1,4 +1,4 @@
-"""Lessons of live proofs in a cluster: taught by verdicts in a status, asked before a proposal.
+"""Lessons of live proofs in a cluster: verdicts in a status leave them, and they refuse proposals.
 
 A verdict is in the status before its lesson is kept. A lesson that is missing is kept with the next
 look at the proposal, so that an operator that was killed between both loses none.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from retuned.api.target import LearnedLesson
+from retuned.api.target import KeptLesson
 from retuned.control import lessons as rule
 from retuned.stages.proposal import (
     Lesson,
@@ -35,25 +35,25 @@ _SHOWN = 64
 _SENTENCE = 1000
 
 
-def teach(resource: SwapProposal, *, ledger: Ledger, reports: Reports) -> None:
-    """Keep what the verdicts in a proposal's status teach.
+def keep(resource: SwapProposal, *, ledger: Ledger, reports: Reports) -> None:
+    """Keep the lessons that the verdicts in a proposal's status leave.
 
     Raises
     ------
     TemporaryError
         If a lesson cannot be kept now.
     """
-    for entry in rule.teaching(resource):
+    for entry in rule.with_lesson(resource):
         table = ledger.table(resource.spec.artifact.digest)
         made_from = None if table is None else table.solution
         engine = _engine(reports, entry.uid)
         try:
-            lesson = rule.learned(resource, entry, made_from=made_from, engine=engine)
+            lesson = rule.lesson_from(resource, entry, made_from=made_from, engine=engine)
         except ValueError as error:  # a status of another release: other lessons count
-            log.error("%s: a proof teaches nothing: %s", resource.metadata.name, error)
+            log.error("%s: a proof leaves no lesson: %s", resource.metadata.name, error)
             continue
         id = f"{lesson.proposal}/{entry.uid}/{entry.epoch}"
-        ledger.teach(lesson, id=id, target=resource.target)
+        ledger.keep_lesson(lesson, id=id, target=resource.target)
 
 
 def in_force(world: ClusterView, target: TuningTarget) -> tuple[Lesson, ...]:
@@ -96,13 +96,13 @@ def against(
     return lesson_against(known, claim)
 
 
-def is_unlearned(resource: SwapProposal) -> bool:
-    """Whether a proposal was rolled back after a live proof that has taught something.
+def had_a_lesson(resource: SwapProposal) -> bool:
+    """Whether a proposal was rolled back after a live proof that has left a lesson.
 
     That its lesson holds is asked before.
     """
     rolled_back = resource.status.phase is ProposalPhase.ROLLED_BACK
-    return rolled_back and any(rule.teaching(resource))
+    return rolled_back and any(rule.with_lesson(resource))
 
 
 def with_lessons(
@@ -110,7 +110,7 @@ def with_lessons(
 ) -> TuningTargetStatus:
     """Return the status with the lessons in force."""
     shown = tuple(
-        LearnedLesson(
+        KeptLesson(
             kernel=each.definition,
             guard=each.guard,
             kind=str(each.kind),

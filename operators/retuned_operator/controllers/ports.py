@@ -385,7 +385,7 @@ class Ledger(Protocol):
         """
         ...
 
-    def teach(self, lesson: Lesson, *, id: str, target: str) -> None:
+    def keep_lesson(self, lesson: Lesson, *, id: str, target: str) -> None:
         """Keep a lesson of a live proof, signed; keeping it again changes nothing.
 
         Parameters
@@ -403,7 +403,7 @@ class Ledger(Protocol):
         ...
 
     def lessons(self, target: str) -> Sequence[Lesson]:
-        """Return what live proofs have taught of a target, oldest first.
+        """Return the lessons that live proofs have left of a target, oldest first.
 
         Raises
         ------

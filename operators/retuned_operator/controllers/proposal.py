@@ -131,7 +131,7 @@ class Proposals:
             for action in step.actions:
                 target = self._act(target, after, action)
             # last: a rollback does not wait for it
-            lessons.teach(after, ledger=self._world.ledger, reports=self._world.reports)
+            lessons.keep(after, ledger=self._world.ledger, reports=self._world.reports)
         return _with(replace(rollouts, target=target), after), step
 
     def _turn(

@@ -360,8 +360,8 @@ class StoreLedger:
         """Sign and keep the pairs of a live proof; see `Ledger.keep_proof`."""
         return self._store.put_blob(seal(document, notary=self._notary))
 
-    def teach(self, lesson: Lesson, *, id: str, target: str) -> None:
-        """Sign and keep a lesson; see `Ledger.teach`."""
+    def keep_lesson(self, lesson: Lesson, *, id: str, target: str) -> None:
+        """Sign and keep a lesson; see `Ledger.keep_lesson`."""
         name = f"{target}/{id}"
         if self._store.get(LESSON, name) is None:
             keep(self._store, lesson, id=name, notary=self._notary)

@@ -115,7 +115,7 @@ class FakeLedger:
         self.proofs.append(document)
         return digest_of(document.decode())
 
-    def teach(self, lesson: Lesson, *, id: str, target: str) -> None:
+    def keep_lesson(self, lesson: Lesson, *, id: str, target: str) -> None:
         self.learned.setdefault((target, id), lesson)
 
     def lessons(self, target: str) -> Sequence[Lesson]:

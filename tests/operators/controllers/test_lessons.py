@@ -145,16 +145,16 @@ def test_an_operator_that_dies_between_verdict_and_lesson_keeps_the_lesson_later
     cluster.experiment()
     cluster.until(lambda: bool(cluster.proposals()))
     agree(cluster)
-    teach = cluster.ledger.teach
+    teach = cluster.ledger.keep_lesson
 
     def full(lesson: Lesson, *, id: str, target: str) -> None:
         raise TemporaryError("the disk is full", delay_s=1.0)
 
-    cluster.ledger.teach = full  # type: ignore[method-assign]
+    cluster.ledger.keep_lesson = full  # type: ignore[method-assign]
     cluster.until(lambda: ended(cluster)[0].status.phase is P.ROLLED_BACK)
     assert cluster.target().status.quarantine, "a rollback does not wait for the lesson"
     assert lessons(cluster) == []
-    cluster.ledger.teach = teach  # type: ignore[method-assign]
+    cluster.ledger.keep_lesson = teach  # type: ignore[method-assign]
     cluster.restart()
     cluster.until(lambda: bool(lessons(cluster)))
     for _ in range(5):

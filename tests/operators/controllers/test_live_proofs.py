@@ -185,7 +185,7 @@ def test_a_server_that_cannot_be_switched_is_kept_unmeasured_under_keep() -> Non
 SLO: dict[str, Any] = {"slo": {"maxQueue": 4}}
 
 
-@pytest.mark.parametrize("levels", [LevelsState.ABSENT, LevelsState.SILENT])
+@pytest.mark.parametrize("levels", [LevelsState.ABSENT, LevelsState.UNREADABLE])
 def test_required_holds_a_swap_while_a_server_shows_no_service_levels(levels: LevelsState) -> None:
     cluster = begun(**SLO)
     able(cluster, reports(-0.03))

@@ -380,9 +380,9 @@ def test_a_lesson_is_signed_and_kept_once_and_for_its_target_alone(
 ) -> None:
     lesson = a_lesson()
     for _ in range(2):
-        ledger.teach(lesson, id="p/u0/2", target="serving/chat")
+        ledger.keep_lesson(lesson, id="p/u0/2", target="serving/chat")
     again = lesson.model_copy(update={"sentence": "another"})
-    ledger.teach(again, id="p/u0/2", target="serving/chat")
+    ledger.keep_lesson(again, id="p/u0/2", target="serving/chat")
     assert ledger.lessons("serving/chat") == [lesson]
     assert ledger.lessons("serving/chat-2") == []
     assert ledger.lessons("serving/cha") == []

@@ -24,6 +24,7 @@ from retuned.stages.watch.proof import (
     ServiceLevel,
     Tick,
     Verdict,
+    Vetoed,
     VoidReason,
     begin_again,
     next_pair,
@@ -131,6 +132,18 @@ def test_an_interruption_is_the_nodes_word(phase: Phase) -> None:
     found = replay(claim_of(state, seconds=0.0), LONG)
     assert state.report is not None
     assert found == state.report.model_copy(update={"seconds": 0.0})
+
+
+@pytest.mark.parametrize("phase", [Phase.PILOT, Phase.SHORT, Phase.LONG])
+def test_a_swap_that_the_server_took_back_is_the_nodes_word(phase: Phase) -> None:
+    run = Run(LONG, seed=1)
+    while run.state.phase is not phase or run.state.planned < 3:
+        run.pair(slower(-0.03))
+    state = step(run.state, Vetoed(at_s=1e6))
+    found = replay(claim_of(state, seconds=0.0), LONG)
+    assert (found.verdict, found.reason) == (Verdict.HARMS, ProofReason.ERRORS)
+    message = contradiction(state, LONG, reason=ProofReason.SHAPE_WORSE)
+    assert "shape-worse" in message
 
 
 def contradiction(state: ProofState, rule: ProofSettings = SHORT, **changes: Any) -> str:

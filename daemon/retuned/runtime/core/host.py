@@ -108,6 +108,7 @@ class RuntimeHost:
             fence=lambda: self._execution.fence,
             may_record=may_capture,
             steps=self.steps,
+            counted=lambda: self.overhead.state(),
         )
         self.overhead = OwnOverhead(
             self.steps,
@@ -132,10 +133,6 @@ class RuntimeHost:
             **self._execution.operations(),
             **self.tuned.operations(),
             **self.tunables.operations(),
-            "tunables": lambda request: {
-                **self.tunables.state(request),
-                "overhead": self.overhead.state(),
-            },
             **stepping.operations(),
             **self.overhead.operations(),
         }

@@ -5,8 +5,8 @@ Triton's launches, the hooks of tunables and the count of graph replays. The hoo
 because it times both arms. Operators stay where they were registered.
 
 The wrappers leave for two reasons. As the arm of a live proof they leave for the time of a block or
-of a few steps, so that one process shows what they cost. They rest where that was too much: then
-they are in the server's calls for a share of the time only, and what they count is a sample.
+of a few steps, so that one process shows what they cost. Where that was too much, they are in the
+server's calls for a share of the time only, and what they count is a sample.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 OUT = "overhead-measured"
 """Reason code of what does not run while the wrappers are out to be measured."""
 PERIOD_S = 10.0
-"""Wrappers that rest return once in this time."""
+"""Wrappers that are in the calls for a share of the time return once in this time."""
 LEAST_SHARE = 0.01
 _HOLD_S = 600.0
 """How long wrappers stay after work that needs them: a swap that was prepared is then in force."""
-_REST_WAIT_S = 0.2
+_SWITCH_WAIT_S = 0.2
 
 
 class Wrapper(Protocol):
@@ -48,7 +48,7 @@ class Wrapper(Protocol):
 
 
 class OwnOverhead:
-    """Operations ``overhead-arm`` and ``overhead-rest`` of the control socket.
+    """Operations ``overhead-arm`` and ``overhead-share`` of the control socket.
 
     Parameters
     ----------
@@ -77,14 +77,14 @@ class OwnOverhead:
         """Held while wrappers leave or return: turns do so on the launching thread."""
         self.out = False
         """Whether wrappers are out to be measured."""
-        self._resting = False
+        self._paused = False
         self._share = 1.0
         self._hold_until_s = 0.0
         self._out_s = 0.0
         self._out_since_s: float | None = None
 
     def operations(self) -> dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]]:
-        return {"overhead-arm": self.answer, "overhead-rest": self.rest}
+        return {"overhead-arm": self.answer, "overhead-share": self.set_share}
 
     def state(self) -> dict[str, Any]:
         """Return how long launches were not counted, for what is computed from counts.
@@ -95,7 +95,7 @@ class OwnOverhead:
         out_s = self._out_s + (now_s - since_s if since_s is not None else 0.0)
         return {"share": self._share, "out_s": round(out_s, 3), "now_s": round(now_s, 3)}
 
-    def rest(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def set_share(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Keep the wrappers in the server's calls for a share of the time; 1 is all of it.
 
         Raises
@@ -155,14 +155,14 @@ class OwnOverhead:
         return made
 
     def tend(self) -> None:
-        """Put the wrappers back if nobody records steps any more; let them rest or return."""
+        """Put the wrappers back if nobody records steps any more; let them pause or go on."""
         self._steps.log.expire()
         measured = self.out or self._steps.turns is not None
         if measured and not self._steps.log.recording:
             log.warning("the wrappers return: no steps are recorded any more")
             self._return()
-        elif not measured and self._resting is not self._may_rest():
-            self._rest(not self._resting)
+        elif not measured and self._paused is not self._may_pause():
+            self._pause(not self._paused)
 
     def end(self) -> None:
         """Put the wrappers back at once; before a swap and before the end of the runtime."""
@@ -174,24 +174,24 @@ class OwnOverhead:
             took_turns, self._steps.turns = self._steps.turns, None
         if self.out or took_turns is not None:
             self._steps.log.arm = ""  # steps of both kinds belong to no arm
-        if self.out or self._resting or took_turns is not None:
-            self._resting = False
+        if self.out or self._paused or took_turns is not None:
+            self._paused = False
             self._set(())
 
-    def _may_rest(self) -> bool:
-        """Whether the wrappers are to be out now, because they rest."""
+    def _may_pause(self) -> bool:
+        """Whether the wrappers are to be out now, because of their share of the time."""
         now_s = self._now_s()
         if self._share >= 1.0 or self._steps.log.recording or now_s < self._hold_until_s:
             return False
         return now_s % PERIOD_S >= self._share * PERIOD_S and not self._in_force()
 
-    def _rest(self, resting: bool) -> None:
+    def _pause(self, paused: bool) -> None:
         def work(_: Any) -> None:  # noqa: ANN401 - the server's worker
-            self._resting = resting
-            self._set(list(self._wrappers()) if resting else (), measured=False)
+            self._paused = paused
+            self._set(list(self._wrappers()) if paused else (), measured=False)
 
         with contextlib.suppress(Refused):  # a long step: with the next call
-            self._steps.at_safe_point(work, wait_s=_REST_WAIT_S)
+            self._steps.at_safe_point(work, wait_s=_SWITCH_WAIT_S)
 
     def _named(self, request: Mapping[str, Any]) -> Collection[str]:
         known = list(self._wrappers())

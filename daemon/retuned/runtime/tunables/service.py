@@ -65,6 +65,8 @@ class Tunables:
         Whether values of integer tensors may be copied for experiments.
     steps
         The steps of this process's server; None makes them.
+    counted
+        Returns in which time launches were counted; see `core.own_overhead`.
     """
 
     def __init__(
@@ -74,8 +76,9 @@ class Tunables:
         fence: Callable[[], Fence],
         may_record: bool = False,
         steps: Steps | None = None,
+        counted: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        self._trust, self._fence = trust, fence
+        self._trust, self._fence, self._counted = trust, fence, counted
         self._on = False
         self.registry = Registry()
         self.registry.may_record = may_record
@@ -185,6 +188,7 @@ class Tunables:
                 "steps": self.steps.report(),
                 "tunables": [self._report(each) for each in self.registry],
                 "failures": self.registry.failures,
+                "overhead": dict(self._counted()),
                 "outcomes": {name: dict(result) for name, result in self._outcomes.items()},
             }
 

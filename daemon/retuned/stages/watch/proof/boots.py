@@ -18,7 +18,7 @@ from pydantic import Field, StringConstraints
 
 from retuned.contract import Digest, Record
 from retuned.stages.gate import LiveProof
-from retuned.stages.watch.proof.evidence import factors, location
+from retuned.stages.watch.proof.evidence import Bets, location, log_e, log_es
 from retuned.stages.watch.proof.normaliser import (
     FEATURES,
     ROWS_PER_BLOCK,
@@ -30,7 +30,6 @@ from retuned.stages.watch.proof.normaliser import (
 from retuned.stages.watch.proof.records import (
     Arm,
     ArmSums,
-    Floats,
     ProofReport,
     Share,
     StepColumns,
@@ -49,11 +48,10 @@ _MOST_TOKENS = 1e15
 _LEAST_SCALE = 1e-4
 _ONE_IN_TEN = 1.2815515655
 """Quantile of the normal distribution that one value in ten exceeds."""
-_SHIFTS = (2, 3, 4, 5)
-_WEIGHTS = np.array([0.10, 0.30, 0.35, 0.25])
-"""Share of the capital that is bet on a shift of 0.6, 1.2, 2.4 and 4.8 scales."""
-_FARTHEST_Z = 4.0
-"""Larger differences count as this one, so that eight pairs that agree can decide."""
+_BETS = Bets((2, 3, 4, 5), np.array([0.10, 0.30, 0.35, 0.25]), farthest_z=4.0)
+"""On shifts of 0.6, 1.2, 2.4 and 4.8 scales. Pairs of boots are few: a difference counts up to four
+scales, so that eight pairs that agree exceed a bound of 100, and seven cannot. Both keep a bet odd
+in the difference, which is all that the coin needs."""
 _FARTHEST = 0.5
 
 
@@ -269,33 +267,8 @@ def _low_chi_square(free: int) -> float:
 
 
 def log_e_of_boots(d: Sequence[float], scales: Sequence[float], *, m: float, side: int) -> float:
-    """Return log E(m, side) after these pairs of boots.
-
-    The bets are those of `evidence`. Pairs of boots are few, so the capital is on four shifts, and
-    a difference counts up to four scales: eight pairs that agree exceed a bound of 100, seven
-    cannot. Both keep a bet odd in the difference, which is all that the coin asks for.
-
-    Parameters
-    ----------
-    d
-        Log ratios of the pairs.
-    scales
-        Their scales, each known before its pair.
-    m
-        Effect of the hypothesis.
-    side
-        `SLOWER` rejects effects up to m, `FASTER` effects from m on.
-    """
-    return float(_log_e(np.asarray(d), np.asarray(scales), np.array([m]), side)[0])
-
-
-def _log_e(d: Floats, scales: Floats, ms: Floats, side: int) -> Floats:
-    if not len(d):
-        return np.zeros(len(ms))
-    z = np.clip(side * (d[None, :] - ms[:, None]) / scales[None, :], -_FARTHEST_Z, _FARTHEST_Z)
-    logs = factors(z.ravel())[:, _SHIFTS].reshape(len(ms), len(d), len(_SHIFTS)).sum(axis=1)
-    top = logs.max(axis=1)
-    return np.asarray(top + np.log((np.exp(logs - top[:, None]) * _WEIGHTS).sum(axis=1)))
+    """Return log E(m, side) after these pairs of boots; see `evidence.log_e`."""
+    return log_e(d, scales, m=m, side=side, bets=_BETS)
 
 
 def interval_of_boots(
@@ -312,7 +285,8 @@ def interval_of_boots(
     offsets = np.arange(0.0, _FARTHEST, 0.02 * width)
     ends: list[float | None] = []
     for side in (1, -1):
-        rejected = _log_e(values, widths, at - side * offsets, side) >= log_bound
+        logs = log_es(values, widths, at - side * offsets, side=side, bets=_BETS)
+        rejected = logs >= log_bound
         found = at - side * float(offsets[int(rejected.argmax())])
         ends.append(found if rejected.any() else None)
     return ends[0], ends[1]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from pydantic import Field
@@ -130,7 +131,25 @@ class Capitals(Record):
         return self.after(slow_steps=float(on - off))
 
 
-def log_e(d: Sequence[float], scales: Sequence[float], *, m: float, side: int) -> float:
+@dataclass(frozen=True, slots=True)
+class Bets:
+    """How the capital of one hypothesis is bet."""
+
+    shifts: tuple[int, ...]
+    """Which of `SHIFTS`."""
+    weights: Floats
+    """Share of the capital that is bet on each of them; they add up to 1."""
+    farthest_z: float = math.inf
+    """A larger difference counts as this one, in scales."""
+
+
+BETS = Bets(tuple(range(len(SHIFTS))), _WEIGHTS)
+"""Of pairs of blocks."""
+
+
+def log_e(
+    d: Sequence[float], scales: Sequence[float], *, m: float, side: int, bets: Bets = BETS
+) -> float:
     """Return log E(m, side) after all pairs: against an effect of at most m, or at least m.
 
     Parameters
@@ -143,21 +162,26 @@ def log_e(d: Sequence[float], scales: Sequence[float], *, m: float, side: int) -
         Effect of the hypothesis.
     side
         `SLOWER` rejects effects up to m, `FASTER` effects from m on.
+    bets
+        How the capital is bet.
     """
-    return float(_log_e(np.asarray(d), np.asarray(scales), np.array([m]), side)[0])
+    return float(log_es(np.asarray(d), np.asarray(scales), np.array([m]), side=side, bets=bets)[0])
 
 
-def _log_e(d: Floats, scales: Floats, ms: Floats, side: int) -> Floats:
+def log_es(d: Floats, scales: Floats, ms: Floats, *, side: int, bets: Bets = BETS) -> Floats:
+    """Return log E(m, side) for each of several m; see `log_e`."""
     if not len(d):
         return np.zeros(len(ms))
     z = side * (d[None, :] - ms[:, None]) / scales[None, :]
-    return _mixed(factors(z.ravel()).reshape(len(ms), len(d), len(_U)).sum(axis=1))
+    z = np.clip(z, -bets.farthest_z, bets.farthest_z)
+    logs = factors(z.ravel())[:, bets.shifts].reshape(len(ms), len(d), len(bets.shifts))
+    return _mixed(logs.sum(axis=1), bets.weights)
 
 
-def _mixed(logs: Floats) -> Floats:
-    """Return log E of each row of capitals, of shape (rows, 12)."""
+def _mixed(logs: Floats, weights: Floats = _WEIGHTS) -> Floats:
+    """Return log E of each row of capitals, of shape (rows, shifts)."""
     top = logs.max(axis=1)
-    return np.asarray(top + np.log((np.exp(logs - top[:, None]) * _WEIGHTS).sum(axis=1)))
+    return np.asarray(top + np.log((np.exp(logs - top[:, None]) * weights).sum(axis=1)))
 
 
 def scale_of(sham: Sequence[float] | Floats, earlier: Sequence[float] | Floats) -> float:
@@ -211,7 +235,7 @@ def interval(
     ends: list[float | None] = []
     for side in (SLOWER, FASTER):
         ms = at - side * np.array([0.0, *offsets])
-        rejected = _log_e(values, widths, ms, side) >= log_bound
+        rejected = log_es(values, widths, ms, side=side) >= log_bound
         ends.append(
             _border(values, widths, ms, rejected=rejected, side=side, log_bound=log_bound)
             if rejected.any()
@@ -233,7 +257,7 @@ def _border(
     outer, inner = float(ms[first]), float(ms[max(first - 1, 0)])
     for _ in range(30):
         middle = 0.5 * (outer + inner)
-        if _log_e(d, scales, np.array([middle]), side)[0] >= log_bound:
+        if log_es(d, scales, np.array([middle]), side=side)[0] >= log_bound:
             outer = middle
         else:
             inner = middle
