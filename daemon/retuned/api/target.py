@@ -128,7 +128,7 @@ class Quarantined(ApiModel):
     """The harm that it did."""
 
 
-class KeptLesson(ApiModel):
+class TargetLesson(ApiModel):
     """What a live proof has shown against a swap: a like claim is not proposed again here."""
 
     kernel: KernelName
@@ -183,7 +183,7 @@ class TuningTargetStatus(ApiModel):
         default=(), max_length=64, json_schema_extra={"x-map-key": "name"}
     )
     """Tunables of the servers."""
-    lessons: tuple[KeptLesson, ...] = Field(default=(), max_length=64)
+    lessons: tuple[TargetLesson, ...] = Field(default=(), max_length=64)
     """The newest lessons of live proofs in force, oldest first."""
     conditions: tuple[Condition, ...] = Field(
         default=(), max_length=16, json_schema_extra={"x-map-key": "type"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from retuned.api.target import KeptLesson
+from retuned.api.target import TargetLesson
 from retuned.control import lessons as rule
 from retuned.stages.proposal import (
     Lesson,
@@ -110,7 +110,7 @@ def with_lessons(
 ) -> TuningTargetStatus:
     """Return the status with the lessons in force."""
     shown = tuple(
-        KeptLesson(
+        TargetLesson(
             kernel=each.definition,
             guard=each.guard,
             kind=str(each.kind),

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from retuned.api.target import KeptLesson, LiftedLessons
+from retuned.api.target import LiftedLessons, TargetLesson
 from retuned.errors import Refused, UsageError
 from retuned.text import safe, say, stdout
 from retuned_operator.kube.resources import TARGETS
@@ -105,7 +105,7 @@ def _target(desk: ClusterSession, kernel: str, *, named: str) -> TuningTarget:
     return able[0]
 
 
-def _of(target: TuningTarget, kernel: str) -> Sequence[KeptLesson]:
+def _of(target: TuningTarget, kernel: str) -> Sequence[TargetLesson]:
     return [each for each in target.status.lessons if each.kernel == kernel]
 
 
