@@ -3,23 +3,25 @@
     OUT=/tmp/out python benchmarks/gpu/run_all.py [--skip-tests] [--skip-demo]
 
 Needs PyTorch and Triton for the GPU, pytest, and Retuned's dependencies on the path; Retuned itself
-is taken from the source tree. Runs the tests marked ``gpu``, measures what a launch costs the host,
-and runs ``retuned demo`` once. Everything goes into the folder that ``OUT`` names, eight files at
-most; what failed is printed, and the exit status is 1 then.
+is taken from the source tree. Runs the tests marked ``gpu``, measures what a launch costs the host
+and how long steps of the demo's model take, and runs ``retuned demo`` once. Everything goes into
+the folder that ``OUT`` names; what failed is printed, and the exit status is 1 then.
 """
 
 from __future__ import annotations
 
 import argparse
 import gzip
+import hashlib
 import json
 import os
 import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,14 @@ def main() -> int:
         costs = {"error": repr(error)}
         failed.append("launch costs")
     write(out / "launch_costs.json", costs)
-    print(json.dumps({key: value for key, value in costs.items() if key != "raw_ns"}, indent=1))
+    steps = decode_steps()
+    write(out / "demo_steps.json", steps)
+    print(json.dumps(steps), flush=True)
+    print(
+        json.dumps(
+            {key: value for key, value in costs.items() if not key.startswith("raw")}, indent=1
+        )
+    )
     if not options.skip_demo and not demo(out):
         failed.append("demo")
     print(f"FAILED: {', '.join(failed)}" if failed else "all passed", flush=True)
@@ -101,12 +110,14 @@ def demo(out: Path) -> bool:
     print(f"demo: exit {status} after {time.monotonic() - started_s:.0f} s", flush=True)
     with (out / "demo_logs.txt").open("w", encoding="utf-8") as logs:
         for path in sorted(keep.glob("*.log")):
-            logs.write(f"--- {path.name}\n{tail(path, 300)}\n")
+            logs.write(f"--- {path.name}\n{tail(path, 3000)}\n")
     windows = sorted((keep / "traces").glob("*.gz"), key=lambda path: path.stat().st_mtime)
     small = [path for path in windows if path.stat().st_size <= _TRACE_BYTES]
     if small:
-        shutil.copy(small[len(small) // 2], out / "window.pt.trace.json.gz")
+        shutil.copy(small[-1], out / "window.pt.trace.json.gz")
         print_window(out / "window.pt.trace.json.gz")
+    for path in (keep / "state").glob("state.sqlite3*"):
+        (out / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
     print(tail(out / "demo.txt", 60), flush=True)
     if status == 0:
         body = json.loads((out / "demo.json").read_text(encoding="utf-8"))
@@ -134,7 +145,7 @@ def print_window(path: Path) -> None:
 
 
 def launch_costs(*, calls: int = 2000, blocks: int = 15) -> dict[str, Any]:
-    """Measure what one launch costs the host: stock, prepared, and through slots; ns."""
+    """Measure what one launch costs the host: stock, prepared, through slots, and swapped; ns."""
     sys.path[:0] = [str(ROOT / "daemon")]
     import torch
 
@@ -176,22 +187,136 @@ def launch_costs(*, calls: int = 2000, blocks: int = 15) -> dict[str, Any]:
         "incumbent behind a slot and an operator": lambda: operator(x, weight),
         "torch.empty on the device": lambda: torch.empty((4, 2048), device=device),
     }
-    raw: dict[str, list[float]] = {name: [] for name in subjects}
     with torch.inference_mode():
-        for _ in range(blocks):
-            for name, call in subjects.items():
-                torch.cuda.synchronize()
-                start_ns = time.perf_counter_ns()
-                for _ in range(calls):
-                    call()
-                raw[name].append((time.perf_counter_ns() - start_ns) / calls)
+        unswapped = _interleaved(subjects, calls=calls, blocks=blocks)
+        with tempfile.TemporaryDirectory() as folder:
+            swap_in(runtime, entry, Path(folder))
+            for name in ("incumbent behind a slot", "incumbent behind a slot and an operator"):
+                subjects[name.replace("incumbent", "swapped")] = subjects.pop(name)
+            swapped = _interleaved(subjects, calls=calls, blocks=blocks)
+    (sample,) = runtime._host.answer({"op": "samples"})["samples"]
     runtime.close()
     return {
         "device": torch.cuda.get_device_name(0),
         "torch": torch.__version__,
-        "method": f"median of {blocks} interleaved blocks of {calls} calls, wall clock, host",
-        "median_ns": {name: round(statistics.median(values)) for name, values in raw.items()},
-        "raw_ns": raw,
+        "method": f"median of {blocks} interleaved blocks of {calls} calls, wall clock, host; the "
+        "swapped variant is the incumbent's own kernel, so that only the way to it differs",
+        "swapped_launches": sample["swapped_launches"],
+        "median_ns": {name: round(statistics.median(values)) for name, values in unswapped.items()},
+        "median_ns_swapped": {
+            name: round(statistics.median(values)) for name, values in swapped.items()
+        },
+        "raw_ns": unswapped,
+        "raw_ns_swapped": swapped,
+    }
+
+
+def _interleaved(
+    subjects: Mapping[str, Callable[[], object]], *, calls: int, blocks: int
+) -> dict[str, list[float]]:
+    """Return nanoseconds a call, one number for each block; the blocks of subjects take turns."""
+    import torch
+
+    raw: dict[str, list[float]] = {name: [] for name in subjects}
+    for _ in range(blocks):
+        for name, call in subjects.items():
+            torch.cuda.synchronize()
+            start_ns = time.perf_counter_ns()
+            for _ in range(calls):
+                call()
+            raw[name].append((time.perf_counter_ns() - start_ns) / calls)
+    return raw
+
+
+def swap_in(runtime: Any, entry: Any, folder: Path) -> None:  # noqa: ANN401 - Runtime, KernelEntry
+    """Swap the incumbent's own source into its slot, by the ordinary way."""
+    from retuned.lab.languages.triton_contract import manifest_of
+
+    definition, solution = entry.definition, entry.incumbent
+    binary = solution.sources[0].content.encode()
+    digest = "sha256:" + hashlib.sha256(binary + solution.digest.encode()).hexdigest()
+    manifest = {
+        "digest": digest,
+        "definition": definition.model_dump(mode="json"),
+        "language": "triton",
+        "entry": solution.entry,
+        "params": dict(solution.params),
+        "grid": list(solution.grid),
+        "binary": "kernel.py",
+        "binary_sha256": hashlib.sha256(binary).hexdigest(),
+        **manifest_of(solution),
+    }
+    (folder / "kernel.py").write_bytes(binary)
+    write(folder / "artifact.json", manifest)
+    order = {
+        **{"id": "order", "kind": "swap", "proposal": "proposal", "target": "bench"},
+        **{"definition": definition.name, "artifact": digest, "previous": None, "epoch": 1},
+        **{"guard": {"bounds": {"M": [1, 512]}}, "shadow_every": 10**6, "shadow_tolerance": 1e-3},
+    }
+    for op, more in (("prepare", {"artifact_dir": str(folder)}), ("commit", {})):
+        answer = runtime._host.answer({"op": op, "order": order, **more})
+        if answer.get("refused"):
+            raise RuntimeError(f"{op}: {answer}")
+
+
+def decode_steps(*, sequences: int = 4, steps: int = 60, blocks: int = 8) -> dict[str, Any]:
+    """Time steps of the demo's GPU model: decode eager and in graphs, and a prefill of 1,024."""
+    import torch
+
+    from retuned.demo.batches import Chunk
+    from retuned.demo.decode import gpu_decoding
+    from retuned.demo.kernels import slotted_operators
+    from retuned.demo.model import DecoderModel
+    from retuned.demo.shapes import SHAPES
+    from retuned.runtime import attach
+
+    shape, runtime = SHAPES["gpu"], attach(server="bench-steps")
+    with tempfile.TemporaryDirectory() as folder:
+        operators = slotted_operators(
+            shape, runtime, cache_dir=Path(folder), device="cuda"
+        ).operators
+        model = DecoderModel(
+            shape, operators, max_sequences=8, device="cuda", decoding=gpu_decoding()
+        )
+        caches = [model.new_cache() for _ in range(sequences)]
+        prompt = list(range(1000))
+
+        def start() -> list[int]:
+            answers = []
+            for cache in caches:
+                cache.clear()
+                answers += model.forward([Chunk(prompt, cache, True)])
+            return answers
+
+        captured = model._captured
+        times: dict[str, list[float]] = {}
+        answers: dict[str, list[tuple[int, ...]]] = {}
+        prefill: list[float] = []
+        for block in range(blocks):
+            for name, graphs in (("graphs", captured), ("eager", None)):
+                model._captured = graphs
+                tokens = start()
+                torch.cuda.synchronize()
+                begun_s = time.perf_counter()
+                said = []
+                for _ in range(steps):
+                    chunks = [Chunk([t], c, True) for t, c in zip(tokens, caches, strict=True)]
+                    tokens = model.forward(chunks)
+                    said.append(tuple(tokens))
+                times.setdefault(name, []).append((time.perf_counter() - begun_s) / steps * 1e3)
+                answers[name] = said
+                begun_s = time.perf_counter()
+                start()
+                if block:
+                    prefill.append((time.perf_counter() - begun_s) / sequences * 1e3)
+    runtime.close()
+    equal = sum(a == b for a, b in zip(answers["graphs"], answers["eager"], strict=True))
+    return {
+        "decode_ms": times,
+        "prefill_1000_ms": prefill,
+        "steps_with_equal_tokens": f"{equal} of {steps}",
+        "method": f"{sequences} sequences after prompts of 1,000 tokens, {blocks} interleaved "
+        f"blocks of {steps} steps, wall clock; one prompt alone in a step of prefill",
     }
 
 

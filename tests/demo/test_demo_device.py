@@ -52,7 +52,7 @@ def test_a_gpu_gets_a_larger_model_and_larger_steps() -> None:
     cpu = server.parse(ARGUMENTS)
     assert (cpu.device, cpu.model, cpu.token_budget) == ("cpu", "demo", 256)
     found = server.parse([*ARGUMENTS, "--device", "cuda"])
-    assert (found.device, found.model, found.token_budget) == ("cuda", "gpu", 1024)
+    assert (found.device, found.model, found.token_budget) == ("cuda", "gpu", 512)
     assert (cpu.swapped_cost, server.parse([*ARGUMENTS, "--swapped-cost", "4"]).swapped_cost) == (
         1,
         4,

@@ -216,11 +216,11 @@ def _write_config(folder: Path, policy: Path, device: Device) -> Path:
         "experiments_per_day": 3,
         # every child of a GPU lab starts PyTorch, and every variant goes through its compiler
         "experiment_s_per_day": 170.0 if gpu else 90.0,
-        "max_candidates": 16,
-        "max_experiment_s": 75.0 if gpu else 45.0,
-        "max_shapes": 5,
-        # a GPU server launches attention a thousand times a second: as often as in production
-        "shadow_every": 200 if gpu else 20,
+        "max_candidates": 8 if gpu else 16,
+        "max_experiment_s": 45.0,
+        "max_shapes": 3 if gpu else 5,
+        # a GPU server replays its decode steps: few launches pass a slot, those of prompts
+        "shadow_every": 5 if gpu else 20,
         "observe_poll_s": 0.5,
         "steer_poll_s": 0.2,
         "metrics_port": 0,

@@ -59,7 +59,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--kernels", choices=("catalog", "plain"), default="catalog")
     parser.add_argument("--seed", type=int, default=0, help="of the random weights")
     parser.add_argument("--max-running", type=int, default=16, help="sequences in the batch")
-    parser.add_argument("--token-budget", type=int, help="tokens in a step; 256, on a GPU 1024")
+    parser.add_argument("--token-budget", type=int, help="tokens in a step; 256, on a GPU 512")
     parser.add_argument("--window-every-s", type=float, default=2.5)
     parser.add_argument("--window-steps", type=int, default=10)
     parser.add_argument("--keep-traces", type=int, default=64, help="older files are removed")
@@ -75,7 +75,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error(f"--swapped-cost is 1 to 100, not {options.swapped_cost:g}")
     gpu = options.device == "cuda"
     options.model = options.model or ("gpu" if gpu else "demo")
-    options.token_budget = options.token_budget or (1024 if gpu else 256)
+    options.token_budget = options.token_budget or (512 if gpu else 256)
     return options
 
 
@@ -104,6 +104,7 @@ def serve(options: argparse.Namespace, cleanup: ExitStack, *, started_s: float) 
     """Build the demo's model and serve it."""
     import torch
 
+    from retuned.demo.decode import gpu_decoding
     from retuned.demo.model import DecoderModel
     from retuned.demo.shapes import SHAPES
 
@@ -121,6 +122,7 @@ def serve(options: argparse.Namespace, cleanup: ExitStack, *, started_s: float) 
         max_sequences=options.max_running,
         seed=options.seed,
         device=options.device,
+        decoding=gpu_decoding() if options.device == "cuda" else None,
     )
     serve_model(
         model,
