@@ -56,6 +56,9 @@ class Server:
     def engine(self) -> str:
         return "vllm 0.26.0"
 
+    def launches(self) -> Sequence[proof.ArmLaunches]:
+        return ()
+
     def begin(self) -> None: ...
     def end(self) -> None: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from retuned.runtime.core.active_order import MAX_ERRORS, Swapped
 from retuned.runtime.core.attach import Runtime, attach
 from retuned.runtime.core.slots import Slot
 from retuned.runtime.schema import Refused
+from retuned.runtime.steps.launch_times import EVERY_S
 
 
 class Server:
@@ -455,3 +457,25 @@ def test_variants_stay_loaded_for_the_way_back_but_not_without_end(
     assert list(resident) == digests[-4:]
     server.ask("commit", order=server.kit.order(digests[-2], epoch=8, kind="rollback"))
     assert server.state()["active"] == digests[-2]
+
+
+def test_launches_of_a_proven_slot_are_timed_in_both_arms(server: Server, build: Any) -> None:
+    server.swap(build())
+    server.launch(4)
+    name = server.slot.spec.name
+    assert server.ask("steps", record=True, launches=True)["launches"] == []
+    for label, on in (("0-0-off", True), ("0-1-on", False)):
+        server.ask("bypass", definition=name, on=on, arm=label)
+        for _ in range(3):
+            server.launch(4)
+            time.sleep(EVERY_S)
+    rows = server.ask("steps", launches=True)["launches"]
+    assert {(row["arm"], tuple(row["lengths"]), row["launches"]) for row in rows} == {
+        ("off", (4,), 3),
+        ("on", (4,), 3),
+    }
+    assert all(row["us"] for row in rows)
+    server.ask("steps", record=False)
+    assert server.slot.times is None
+    assert "launches" not in server.ask("steps")
+    assert server.ask("steps", record=True, launches=True)["launches"] == [], "a new recording"

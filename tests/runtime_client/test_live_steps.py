@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.expect import raises_code
+from tests.runtime.steps.test_launch_times import DEFINITION
 
 import retuned.runtime
 from retuned.errors import CandidateError, TemporaryError
 from retuned.runtime.core.attach import Runtime
+from retuned.runtime.core.slots import Slot
 from retuned.runtime_client.live_steps import RESTARTED, ServerSteps, StepLook
+from retuned.runtime_client.step_records import parse_launches
 from retuned.stages.watch.proof import Arm
 
 
@@ -130,3 +134,39 @@ def test_a_look_ends_whatever_comes_in_between(runtime: Runtime, tmp_path: Path)
 def test_a_server_that_marks_no_step_is_not_observed(runtime: Runtime, tmp_path: Path) -> None:
     with raises_code(CandidateError, "not-switchable"):
         StepLook(tmp_path / "s", sleep=lambda _: None).observe(5.0)
+
+
+def test_launches_of_the_proven_slot_are_read_by_arm(runtime: Runtime, live: ServerSteps) -> None:
+    slot = Slot(DEFINITION, lambda x: x)
+    step()
+    live.begin()
+    assert live.launches() == ()
+    runtime._host.steps.launches.follow(slot)
+    for name in ("3-0-on", "3-1-off"):
+        label(runtime, name)
+        for _ in range(2):
+            slot(SimpleNamespace(shape=(4,)))
+    found = live.launches()
+    assert [(each.arm, each.lengths, each.launches) for each in found] == [
+        (Arm.ON, (4,), 2),
+        (Arm.OFF, (4,), 2),
+    ]
+    assert found[0].times_s
+    assert 0.0 < found[0].times_s[0] < 1.0
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"arm": "both", "lengths": [1], "launches": 1, "us": []},
+        {"arm": "on", "lengths": ["1"], "launches": 1, "us": []},
+        {"arm": "on", "lengths": [1], "launches": -1, "us": []},
+        {"arm": "on", "lengths": [1], "launches": 1, "us": [float("nan")]},
+        {"arm": "on", "lengths": [1], "launches": 1, "us": [1.0] * 1000},
+        {"arm": "on", "lengths": [1] * 99, "launches": 1, "us": []},
+        "on",
+    ],
+)
+def test_launches_that_no_runtime_has_are_refused(row: object) -> None:
+    with raises_code(CandidateError, "steps-invalid"):
+        parse_launches("1.sock", {"launches": [row]})

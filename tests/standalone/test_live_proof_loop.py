@@ -19,7 +19,7 @@ from retuned.stages.gate import FreezeScope, KernelTuningPolicy, TuningFreeze
 from retuned.stages.proposal import Proposal
 from retuned.stages.verdict import SignedEvidence
 from retuned.stages.watch import Consequence
-from retuned.stages.watch.proof import Arm, StepRecord
+from retuned.stages.watch.proof import Arm, ArmLaunches, StepRecord
 from retuned.stages.watch.proof.service_level import Served
 from retuned.standalone import experiments, live_proof
 from retuned.standalone.context import Context, RecordKind
@@ -54,6 +54,7 @@ class Live:
     recording: bool = False
     chance: random.Random = field(default_factory=lambda: random.Random(7))
     arms: list[str] = field(default_factory=list)
+    timed: Sequence[ArmLaunches] = ()
     _steps: list[tuple[str, StepRecord]] = field(default_factory=list)
     _count: int = 0
     _now_s: float = 100.0
@@ -68,6 +69,9 @@ class Live:
 
     def begin(self) -> None:
         self.recording = True
+
+    def launches(self) -> Sequence[ArmLaunches]:
+        return self.timed
 
     def end(self) -> None:
         self.recording = False
@@ -210,6 +214,20 @@ def test_a_swap_that_helps_is_promoted_with_signed_evidence(world: World, live: 
     reads = live.reads
     world.loop.measure()
     assert live.reads == reads, "one proof is enough"
+
+
+def test_the_kernel_in_place_stands_beside_the_claim(world: World, live: Live) -> None:
+    live.effect = -0.05
+    live.timed = [
+        ArmLaunches(arm=arm, lengths=(4,), launches=900, times_s=(seconds,) * 20)
+        for arm, seconds in ((Arm.OFF, 2e-3), (Arm.ON, 1e-3))
+    ]
+    assert swapped(world, policy()) == "Proving"
+    world.loop.measure()
+    account = record(world).body["report"]["account"]
+    (kernel,) = account["kernels"]
+    assert (kernel["lengths"], kernel["off_s"], kernel["on_s"]) == ([4], 2e-3, 1e-3)
+    assert account["kernel_s"] == pytest.approx(-1e-3 * kernel["launches"])
 
 
 def test_a_swap_that_harms_goes_back_by_itself_and_is_blamed(world: World, live: Live) -> None:

@@ -306,6 +306,8 @@ class ProofRunner:
         self._kept, self._levels, self._turns = kept, levels, turns
         self._steps: dict[str, list[proof.StepRecord]] = {}
         """By label of their block."""
+        self._labelled = 0
+        """Steps read since the recording began."""
 
     def run(self, stop: threading.Event, *, most_pairs: float = math.inf) -> None:
         """Measure pairs until there is a verdict, `stop` is set, or there were so many."""
@@ -313,6 +315,7 @@ class ProofRunner:
         last = state.planned + most_pairs
         try:
             self._live.begin()
+            self._labelled = 0
             while not state.done and not stop.is_set() and state.planned < last:
                 if state.paused:
                     state = self._paused(state)
@@ -354,9 +357,18 @@ class ProofRunner:
                 return proof.step(state, proof.ServiceLevel(met=False, at_s=self._at_s()))
         self._live.wait(_LOOK_S / 5)  # the device ends what the host has launched
         self._read()
+        if plan.kind is not proof.PairKind.SHAM:
+            state = self._with_kernels(state)
         blocks = [_block_of(self._steps.get(label, [])) for label in labels]
         event = proof.PairMeasured(plan.number, blocks[0], blocks[1], at_s=self._at_s())
         return proof.step(state, event)
+
+    def _with_kernels(self, state: proof.ProofState) -> proof.ProofState:
+        """Return the state with the times of the kernel in place, where its launches are timed."""
+        found = proof.kernel_times(self._live.launches(), steps=self._labelled)
+        if not found:
+            return state
+        return proof.step(state, proof.KernelsMeasured(found, at_s=self._at_s()))
 
     def _in_turns(
         self, state: proof.ProofState, plan: proof.PairPlan, stop: threading.Event
@@ -415,6 +427,7 @@ class ProofRunner:
 
     def _read(self) -> None:
         for label, step in self._live.read():
+            self._labelled += 1
             self._steps.setdefault(label, []).append(step)
 
     def _check_need(self) -> None:

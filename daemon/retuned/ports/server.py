@@ -11,7 +11,7 @@ from retuned.contract import Definition, Digest
 from retuned.stages.swap import SwapOrder
 from retuned.stages.verdict import ServerEnvironment
 from retuned.stages.watch import WatchSample
-from retuned.stages.watch.proof import StepRecord
+from retuned.stages.watch.proof import ArmLaunches, StepRecord
 from retuned.stages.watch.proof.service_level import Served
 
 
@@ -91,6 +91,16 @@ class LiveSteps(Protocol):
             ``server-restarted``, or the server's reason.
         TemporaryError
             If the server does not answer.
+        """
+        ...
+
+    def launches(self) -> Sequence[ArmLaunches]:
+        """Return the launches of the proven slot since `begin`; empty where none are timed.
+
+        Raises
+        ------
+        CandidateError, TemporaryError
+            As `read`.
         """
         ...
 

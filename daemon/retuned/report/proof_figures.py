@@ -15,6 +15,7 @@ from retuned.report.plots import axes, ticks_across
 from retuned.report.svg import Scale, linear, logarithmic
 from retuned.stages.watch.proof import (
     CoursePoint,
+    KernelTime,
     PairKind,
     ProofState,
     StepAccount,
@@ -31,6 +32,8 @@ _QUANTILE = 0.95
 _MOST_E = 1e4
 _LEAST_E = 1e-2
 _BOUND_ROOM = 2.0
+MOST_KERNELS = 4
+"""Lengths that are shown of a kernel in place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +76,7 @@ def proof_figures(state: ProofState) -> tuple[Figure, ...]:
     account = state.report.account if state.report is not None else StepAccount()
     parts = account_parts(account)
     if parts:
-        found.append(_account_figure(parts))
+        found.append(_account_figure(parts, account.kernels))
     return tuple(found)
 
 
@@ -269,12 +272,37 @@ def account_parts(account: StepAccount) -> list[tuple[str, float]]:
     return [(name, 1e3 * seconds) for name, seconds in parts if seconds is not None]
 
 
-def _account_figure(parts: Sequence[tuple[str, float]]) -> Figure:
+def kernel_words(kernel: KernelTime) -> str:
+    """Return in words what a kernel takes in place at one length.
+
+    Examples
+    --------
+    >>> kernel_words(KernelTime(lengths=(512,), launches=8.0, off_s=1.2e-3, on_s=3e-4))
+    'at 512: 1,200 us without the swap, 300 us with it (4.00x), 8.0 launches a step'
+    """
+    lengths = " x ".join(map(str, kernel.lengths)) or "one length"
+    off, on = map(_time_words, (kernel.off_s, kernel.on_s))
+    times = f" ({kernel.speedup:.2f}x)" if kernel.speedup is not None else ""
+    return (
+        f"at {lengths}: {off} without the swap, {on} with it{times}, "
+        f"{kernel.launches:.1f} launches a step"
+    )
+
+
+def _time_words(seconds: float | None) -> str:
+    if seconds is None:
+        return "not measured"
+    return f"{1e6 * seconds:,.0f} us" if seconds >= 1e-4 else f"{1e6 * seconds:.3g} us"
+
+
+def _account_figure(parts: Sequence[tuple[str, float]], kernels: Sequence[KernelTime]) -> Figure:
     desc = "; ".join(f"{name} {ms:+.3g} ms" for name, ms in parts)
+    in_place = "; ".join(map(kernel_words, kernels[:MOST_KERNELS]))
     return figure(
         lambda width: account_plot(parts, desc=desc, width=width),
         caption="Change per step with the swap, milliseconds; left of the line is less time. The "
-        "step is what counts: what the GPU saves may go into the gap, where it waits for the host.",
+        "step is what counts: what the GPU saves may go into the gap, where it waits for the host."
+        + (f" The kernel within steps: {in_place}." if in_place else ""),
     )
 
 

@@ -11,7 +11,7 @@ from retuned.ports import ObservedSteps
 from retuned.runtime_client.connection import RETRY_S
 from retuned.runtime_client.step_records import ProcessSteps, StepTap
 from retuned.runtime_client.step_records import StepRecord as Recorded
-from retuned.stages.watch.proof import Arm, StepRecord
+from retuned.stages.watch.proof import Arm, ArmLaunches, StepRecord
 
 ON = "on"
 NOT_SWITCHABLE = "not-switchable"
@@ -36,7 +36,7 @@ class ServerSteps:
         self._looks = StepTap(sockets)
         """Of other threads: `_tap` remembers what was read."""
         self._instance, self._overlapping = "", 0
-        self._engine = ""
+        self._engine = self._name = ""
 
     def unavailable(self) -> str:
         """Return why steps cannot be recorded, a reason code; see `ports.LiveSteps`."""
@@ -55,6 +55,7 @@ class ServerSteps:
         """Record from now on; see `ports.LiveSteps`."""
         process = _first(self._tap.begin())
         self._instance, self._overlapping = process.instance, process.overlapping
+        self._name = process.name
 
     def read(self) -> Sequence[tuple[str, StepRecord]]:
         """Return the labelled steps since the last call; see `ports.LiveSteps`."""
@@ -69,6 +70,10 @@ class ServerSteps:
         return [
             (each.arm, _step(each)) for each in process.records if each.arm.endswith(tuple(Arm))
         ]
+
+    def launches(self) -> Sequence[ArmLaunches]:
+        """Return the launches of the proven slot; see `ports.LiveSteps`."""
+        return self._tap.launches(self._name)
 
     def end(self) -> None:
         """Record no longer."""

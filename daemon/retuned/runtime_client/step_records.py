@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from retuned.errors import CandidateError, RetunedError
+from retuned.runtime.steps.launch_times import MOST_KEYS, MOST_SAMPLES
 from retuned.runtime.steps.log import FIELDS, MAX_ARM
 from retuned.runtime.steps.service import MAX_RECORDS
 from retuned.runtime_client.connection import Said, told
 from retuned.runtime_client.processes import RuntimeProcesses
+from retuned.stages.watch.proof import Arm, ArmLaunches
 
 TIMEOUT_S = 5.0
 _MAX_TEXT = 200
@@ -26,6 +28,7 @@ _MAX_TOKENS = 2**40
 _MAX_US = 3.6e9
 """An hour: no step takes longer."""
 _MAX_CLOCK_S = 1e12
+_MAX_AXES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +126,21 @@ class StepTap:
         """End the recordings; as `begin`. Without it they end by themselves after a minute."""
         return self._all(record=False, limit=0)
 
+    def launches(self, name: str) -> tuple[ArmLaunches, ...]:
+        """Return the launches of the slot that is proven, of one process; as `begin`.
+
+        An older runtime times none.
+        """
+        request = {"op": "steps", "limit": 0, "launches": True}
+        answers, errors = self._processes.each(
+            lambda path: (
+                told(path, request, timeout_s=self._timeout_s) if path.name == name else None
+            )
+        )
+        for error in errors:
+            raise error
+        return parse_launches(name, answers[name]) if name in answers else ()
+
     def _all(self, *, record: bool | None, limit: int) -> list[ProcessSteps]:
         answers, errors = self._processes.each(
             lambda path: self._ask(path, record=record, limit=limit)
@@ -183,6 +201,38 @@ def parse_steps(name: str, answer: Mapping[str, Any]) -> ProcessSteps:
         lost=_whole(name, answer, "lost", most=_MAX_INDEX),
         pending=_whole(name, answer, "pending", most=_MAX_INDEX),
         now_s=_real(name, answer.get("now_s"), "now_s", most=_MAX_CLOCK_S),
+    )
+
+
+def parse_launches(name: str, answer: Mapping[str, Any]) -> tuple[ArmLaunches, ...]:
+    """Parse the launches in the answer of a process.
+
+    Raises
+    ------
+    CandidateError
+        ``steps-invalid``.
+    """
+    rows = answer.get("launches", [])
+    if not isinstance(rows, list) or len(rows) > 2 * MOST_KEYS:
+        raise _invalid(name, "launches")
+    return tuple(_launch_row(name, row) for row in rows)
+
+
+def _launch_row(name: str, row: object) -> ArmLaunches:
+    if not isinstance(row, Mapping) or row.get("arm") not in tuple(Arm):
+        raise _invalid(name, "launches")
+    lengths, times = row.get("lengths"), row.get("us")
+    if not isinstance(lengths, list) or len(lengths) > _MAX_AXES:
+        raise _invalid(name, "lengths")
+    if not isinstance(times, list) or len(times) > MOST_SAMPLES:
+        raise _invalid(name, "us")
+    return ArmLaunches(
+        arm=Arm(row["arm"]),
+        lengths=tuple(
+            _whole(name, {"lengths": each}, "lengths", most=_MAX_INDEX) for each in lengths
+        ),
+        launches=_whole(name, row, "launches", most=_MAX_INDEX),
+        times_s=tuple(1e-6 * _real(name, each, "us", most=_MAX_US) for each in times),
     )
 
 

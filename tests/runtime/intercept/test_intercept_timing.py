@@ -13,8 +13,9 @@ from tests.runtime.intercept.test_intercept_counting import described, kernel_of
 
 from retuned.runtime.intercept.hook import Interceptor
 from retuned.runtime.intercept.registry import Cell
-from retuned.runtime.intercept.timing import MOST_PENDING, MOST_SKIPPED, Stopwatch, TorchEvents
+from retuned.runtime.intercept.timing import MOST_SKIPPED, Stopwatch
 from retuned.runtime.schema import Refused
+from retuned.runtime.steps.launch_timer import MOST_PENDING, TorchEvents
 
 
 class PlayedDevice:
@@ -38,6 +39,8 @@ class PlayedDevice:
     def passed(self, mark: int) -> bool:
         self.asked += 1
         return mark <= self.at
+
+    idle_at = passed
 
     def between_ns(self, first: int, second: int) -> int:
         return 5000 * (second - first)

@@ -23,6 +23,7 @@ from retuned.stages.watch.proof import (
     EvidenceLogs,
     Interrupted,
     KernelsMeasured,
+    KernelTime,
     MeasuredBlock,
     PairAbandoned,
     PairKind,
@@ -492,11 +493,12 @@ def test_a_stored_state_stays_small() -> None:
 
 def test_kernels_measured_in_place_are_in_the_account() -> None:
     run = after_pilot()
-    run.state = step(run.state, KernelsMeasured(-0.0004, launches=212.0, at_s=61.0))
+    kernel = KernelTime(lengths=(8,), launches=200.0, off_s=5e-6, on_s=3e-6)
+    run.state = step(run.state, KernelsMeasured((kernel,), at_s=61.0))
     report = run.until_done(slower(-0.03)).report
     assert report is not None
-    assert report.account.kernel_s == -0.0004
-    assert report.account.launches == 212.0
+    assert report.account.kernel_s == pytest.approx(-0.0004)
+    assert (report.account.launches, report.account.kernels) == (200.0, (kernel,))
     assert report.account.period_s == pytest.approx(-0.0003, abs=0.0001)
 
 

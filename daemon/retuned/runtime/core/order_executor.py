@@ -231,6 +231,7 @@ class OrderExecutor:
         state = "bypassed" if on else "swapped"
         if arm is None:
             return {"bypassed": slot.replace(order, state=state) and on}
+        self._steps.launches.follow(slot)
         made, held_us = self._steps.in_arm(
             lambda _: slot.replace(order, state=state), arm=arm, wait_s=ARM_WAIT_S
         )

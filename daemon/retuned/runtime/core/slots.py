@@ -25,6 +25,7 @@ from retuned.runtime.core.tables import (
     Reservoir,
     Run,
     Table,
+    Times,
     Untouched,
 )
 from retuned.runtime.schema import Key, Refused, Spec, Tensor, parse_spec
@@ -75,6 +76,7 @@ class Slot:
         "recorder",
         "reservoir",
         "spec",
+        "times",
     )
 
     def __new__(cls, *_args: object, **_kwargs: object) -> Slot:
@@ -141,6 +143,7 @@ class Slot:
         """
         self.reservoir: Reservoir | None = None
         self.recorder: Recorder | None = None
+        self.times: Times | None = None
         self._lock = threading.Lock()
         self._cells: dict[Any, list[int]] = {}
         self.other = [0]
@@ -159,6 +162,13 @@ class Slot:
         with self._lock:
             if self.recorder is not recorder:
                 self.recorder = recorder
+                self._install(self._table.in_force, self._table.state)
+
+    def time_launches(self, times: Times | None) -> None:
+        """Start to count and time launches for a live proof; None ends that."""
+        with self._lock:
+            if self.times is not times:
+                self.times = times
                 self._install(self._table.in_force, self._table.state)
 
     def _install(self, in_force: InForce | None, state: str) -> None:

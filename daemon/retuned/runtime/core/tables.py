@@ -52,6 +52,12 @@ class Recorder(Protocol):
     def wrap(self, key: Key, run: Run) -> Run: ...
 
 
+class Times(Protocol):
+    """Counts and times launches for a live proof; implemented in `steps.launch_times`."""
+
+    def wrap(self, key: Key, run: Run) -> Run: ...
+
+
 class Table(dict[Any, Route]):
     """Maps a key to (launch counter, function to call) under one epoch; filled as keys occur."""
 
@@ -80,6 +86,8 @@ class Table(dict[Any, Route]):
             run = slot.reservoir.wrap(slot.as_key(raw), run)
         if slot.recorder is not None:
             run = slot.recorder.wrap(slot.as_key(raw), run)
+        if slot.times is not None:
+            run = slot.times.wrap(slot.as_key(raw), run)
         if len(self) >= MAX_ROUTES:
             self.clear()  # counts are kept in the slot's cells
         route = self[raw] = (slot.cell(raw), run)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from retuned.runtime.core.slots import Slot
+from retuned.runtime.core.tables import Times
 from retuned.runtime.intercept.call import LaunchCall
 from retuned.runtime.intercept.rules import LaunchRule
 from retuned.runtime.schema import Key, Refused, Spec
@@ -38,6 +39,12 @@ class KernelSlot(Slot):
                 "capture-unsupported", detail="inputs of intercepted launches are not sampled"
             )
         super().sample_inputs(reservoir)
+
+    def time_launches(self, times: Times | None) -> None:
+        """Do nothing: repeated launches of a variant skip the table.
+
+        Only the arm without it would pay for the count.
+        """
 
 
 def run_stock(call: LaunchCall) -> Any:  # noqa: ANN401 - outputs to compare, or what Triton returned

@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 
 from retuned.runtime.schema import Refused
 from retuned.runtime.steps.composition import Composition, GraphNote, composition, described
+from retuned.runtime.steps.launch_times import LaunchTimes
 from retuned.runtime.steps.log import StepLog
 from retuned.runtime.steps.turns import Turns
 from retuned.runtime.tunables.records import bucket
@@ -82,7 +83,8 @@ class Steps:
         self.state = "vllm-missing"
         self.worker: Any = None
         self.graph = GraphNote()
-        self.log = StepLog(when_off=self.graph.leave)
+        self.log = StepLog(when_off=self._when_off)
+        self.launches = LaunchTimes(self.log)
         self._seen: Callable[[], None] = lambda: None
         self._renew()
 
@@ -110,10 +112,15 @@ class Steps:
         self.overlapping = 0
         """Marked steps that ran beside another one, so that they are not steps of this server."""
 
+    def _when_off(self) -> None:
+        self.graph.leave()
+        self.launches.leave()
+
     def after_fork(self) -> None:
         """Start over: no worker of the parent runs in its child."""
         self.worker = None
         self.log.after_fork()
+        self.launches.after_fork()
         self._renew()
 
     @property

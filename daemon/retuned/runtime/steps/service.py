@@ -33,7 +33,8 @@ class StepService:
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return records, and begin or end the recording if ``record`` is given.
 
-        Every request extends a recording by `LEASE_S`.
+        Every request extends a recording by `LEASE_S`. With ``launches`` the answer has the times
+        of launches of the slot that is proven, since the recording began.
 
         Raises
         ------
@@ -49,6 +50,7 @@ class StepService:
         log.renew()
         if record is True:
             self._steps.follow()
+            self._steps.launches.forget()
             log.start()
         elif record is False:
             log.stop()
@@ -62,6 +64,7 @@ class StepService:
             **log.take(since=since, limit=MAX_RECORDS if limit is None else limit),
             "lease_s": LEASE_S,
             "now_s": round(time.monotonic(), 6),
+            **({"launches": self._steps.launches.rows()} if request.get("launches") else {}),
             **self._facts(),
         }
 

@@ -45,10 +45,13 @@ from retuned.stages.watch.proof.calibration import Calibration, EffectInterval, 
 from retuned.stages.watch.proof.course import CoursePoint, course
 from retuned.stages.watch.proof.decide import begin, begin_again, next_pair, step
 from retuned.stages.watch.proof.design import Coin, MeasuredBlock, block_is_over, block_length_s
+from retuned.stages.watch.proof.kernels import kernel_times
 from retuned.stages.watch.proof.records import (
     Arm,
+    ArmLaunches,
     ArmSums,
     EvidenceLogs,
+    KernelTime,
     PairKind,
     PairPlan,
     PairResult,
@@ -111,6 +114,7 @@ __all__ = [
     "DAY_S",
     "LEAST_STEPS",
     "Arm",
+    "ArmLaunches",
     "ArmSums",
     "BootPair",
     "BootPlan",
@@ -130,6 +134,7 @@ __all__ = [
     "Forecast",
     "ForecastReason",
     "Interrupted",
+    "KernelTime",
     "KernelsMeasured",
     "MeasuredBlock",
     "Pace",
@@ -177,6 +182,7 @@ __all__ = [
     "forecast",
     "is_over",
     "keeps",
+    "kernel_times",
     "next_pair",
     "next_plan",
     "next_scale",

@@ -9,7 +9,14 @@ from enum import StrEnum
 from pydantic import Field
 
 from retuned.contract import Record
-from retuned.stages.watch.proof.records import ArmSums, PairResult, StepAccount, StepColumns
+from retuned.stages.watch.proof.kernels import change_per_step_s
+from retuned.stages.watch.proof.records import (
+    ArmSums,
+    KernelTime,
+    PairResult,
+    StepAccount,
+    StepColumns,
+)
 
 GPU_BOUND_GAP = 0.05
 """A step with less of its period outside of GPU work is set by the GPU."""
@@ -185,9 +192,9 @@ def predict(
 def settle_account(
     pairs: Sequence[PairResult],
     *,
-    kernel_s: float | None = None,
-    launches: float | None = None,
+    kernels: Sequence[KernelTime] = (),
     least_s: float = 0.0,
+    in_graphs: bool = False,
 ) -> StepAccount:
     """Return the account of a step over these pairs.
 
@@ -195,12 +202,12 @@ def settle_account(
     ----------
     pairs
         Pairs of the proof; void and sham pairs are left out.
-    kernel_s
-        Change of the kernels' time per step, measured in place, seconds.
-    launches
-        Launches through the slot per step.
+    kernels
+        The kernel in place.
     least_s
         Smaller changes of GPU time are none, seconds.
+    in_graphs
+        Whether steps ran in captured graphs, whose launches `kernels` does not have.
     """
     valid = [pair for pair in pairs if pair.void is None and not pair.sham]
     period = _median([_change(p.on.seconds, p.off.seconds, p) for p in valid])
@@ -208,6 +215,8 @@ def settle_account(
     host = _median([_change(p.on.host_s, p.off.host_s, p) for p in valid])
     gap = _median([_change(_gap(p.on), _gap(p.off), p) for p in valid])
     saved = -busy if busy is not None else 0.0
+    kernel_s = change_per_step_s(kernels)
+    launches = math.fsum(each.launches for each in kernels) if kernels else None
     return StepAccount(
         kernel_s=kernel_s,
         busy_s=busy,
@@ -217,10 +226,12 @@ def settle_account(
         launches=launches,
         host_per_launch_s=host / launches if host is not None and launches else None,
         host_bound=saved > least_s and gap is not None and gap >= _TAKEN_UP * saved,
-        elsewhere=kernel_s is not None
+        elsewhere=not in_graphs
+        and kernel_s is not None
         and kernel_s < -least_s
         and busy is not None
         and busy > least_s,
+        kernels=tuple(kernels),
     )
 
 

@@ -169,7 +169,7 @@ def step(state: ProofState, event: Event) -> ProofState:
         case Vetoed():
             return ended(state, Verdict.HARMS, event.reason, at_s=event.at_s)
         case KernelsMeasured():
-            return state.model_copy(update={"kernel_s": event.kernel_s, "launches": event.launches})
+            return state.model_copy(update={"kernels": event.kernels})
         case ServiceLevel():
             state = _service_level(state, event)
         case PairAbandoned():

@@ -379,6 +379,37 @@ class EvidenceLogs(Record):
     """Against: the swap does not shorten GPU time. It never decides `helps`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmLaunches:
+    """Launches of the proven slot in one arm, of one length, since the proof's recording began."""
+
+    arm: Arm
+    lengths: tuple[int, ...]
+    """Of the variable axes."""
+    launches: int
+    """All of them, those that graphs replay excepted."""
+    times_s: tuple[float, ...]
+    """Times of some of them, seconds."""
+
+
+class KernelTime(Record):
+    """The kernel in place at one length: medians of both arms."""
+
+    lengths: tuple[int, ...]
+    """Of the variable axes."""
+    launches: float = Field(ge=0.0)
+    """Launches per step."""
+    off_s: float | None = Field(default=None, gt=0.0)
+    """Median time without the swap, seconds; None with too few times."""
+    on_s: float | None = Field(default=None, gt=0.0)
+    """Median time with the swap, seconds; None with too few times."""
+
+    @property
+    def speedup(self) -> float | None:
+        """Time without the swap over the time with it; None where one is not known."""
+        return self.off_s / self.on_s if self.off_s is not None and self.on_s is not None else None
+
+
 class StepAccount(Record):
     """Where the time of a step went: changes per step with the swap, seconds; negative is less.
 
@@ -403,6 +434,8 @@ class StepAccount(Record):
     """Whether the host sets the pace: the gaps took up what the GPU saved."""
     elsewhere: bool = False
     """Whether other GPU work got slower: the kernel saved time and GPU time did not fall."""
+    kernels: tuple[KernelTime, ...] = ()
+    """The kernel in place, by its lengths; launches that graphs replay are not part of it."""
 
 
 class ProofClaim(Record):

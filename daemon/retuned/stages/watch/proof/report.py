@@ -158,4 +158,6 @@ def _account(state: ProofState, pairs: Sequence[PairResult]) -> StepAccount:
     steps = sum(pair.on.steps + pair.off.steps for pair in pairs)
     seconds = sum(pair.on.expected_s + pair.off.expected_s for pair in pairs)
     least_s = state.settings.min_effect * seconds / steps if steps else 0.0
-    return settle_account(pairs, kernel_s=state.kernel_s, launches=state.launches, least_s=least_s)
+    return settle_account(
+        pairs, kernels=state.kernels, least_s=least_s, in_graphs=state.pace.in_graphs > 0
+    )

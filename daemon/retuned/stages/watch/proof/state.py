@@ -13,6 +13,7 @@ from retuned.stages.watch.proof.design import MeasuredBlock
 from retuned.stages.watch.proof.evidence import Capitals
 from retuned.stages.watch.proof.normaliser import FeatureSums, FitRows, StepFit
 from retuned.stages.watch.proof.records import (
+    KernelTime,
     PairKind,
     PairPlan,
     PairResult,
@@ -81,10 +82,8 @@ class ProofState(Record):
     """Whether the proof is paused; the swap is off then."""
     met_since_s: float | None = None
     """During a pause: since when service levels are met; None if they are not."""
-    kernel_s: float | None = None
-    """Change of the kernels' time per step, measured in place, seconds; None if not measured."""
-    launches: float | None = None
-    """Launches through the slot per step; None if not counted."""
+    kernels: tuple[KernelTime, ...] = ()
+    """The kernel in place, in both arms; empty if not measured."""
     report: ProofReport | None = None
     """None until a verdict; not final while long blocks run."""
 
@@ -156,12 +155,10 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class KernelsMeasured:
-    """Kernels were measured in place; for the account only."""
+    """The kernel was measured in place; for the account only."""
 
-    kernel_s: float
-    """Change of their time per step, seconds; negative is less."""
-    launches: float
-    """Launches through the slot per step."""
+    kernels: tuple[KernelTime, ...]
+    """Of all pairs so far."""
     at_s: float
 
 
