@@ -14,6 +14,7 @@ from tests.stages.watch_proof.blocks import Run, proven, slower
 from retuned.report.live_proof import compact_lines
 from retuned.report.proof_figures import account_plot, dots_of, proof_figures, reach_of
 from retuned.stages.watch.proof import (
+    KernelTime,
     PairAbandoned,
     ProofSettings,
     ProofState,
@@ -110,6 +111,24 @@ def test_the_compact_lines_are_those_of_the_pictures() -> None:
     assert marks <= set(" .:|#")
     right, left = lines["pairs"][:width][width // 2 + 1 :], lines["pairs"][: width // 2]
     assert len(right.replace(" ", "")) > len(left.replace(" ", "")), "slower is on the right"
+
+
+def test_the_kernel_in_place_is_shown_where_it_was_timed() -> None:
+    state = proven(0.97, busy=0.006)
+    assert state.report is not None
+    kernels = (
+        KernelTime(lengths=(512, 7), launches=8.0, off_s=2.4e-3, on_s=1.2e-3),
+        KernelTime(lengths=(3,), launches=0.1),
+        KernelTime(lengths=(9,), launches=0.1, off_s=5e-6),
+    )
+    account = state.report.account.model_copy(update={"kernels": kernels})
+    report = state.report.model_copy(update={"account": account})
+    shown = state.model_copy(update={"report": report})
+    lines = [line for name, line in compact_lines(shown) if name == "in place"]
+    assert len(lines) == 2, "nothing is known at 3"
+    assert all(part in lines[0] for part in ("512 x 7", "2,400 us", "1,200 us", "2.00x", "8.0"))
+    captions = " ".join(each.caption for each in proof_figures(shown))
+    assert all(line in captions for line in lines)
 
 
 @given(

@@ -215,9 +215,9 @@ def _write_config(folder: Path, policy: Path, device: Device) -> Path:
         # each that comes to a swap takes one to three minutes of live proof
         "experiments_per_day": 3,
         # every child of a GPU lab starts PyTorch, and every variant goes through its compiler
-        "experiment_s_per_day": 170.0 if gpu else 90.0,
+        "experiment_s_per_day": 300.0 if gpu else 90.0,
         "max_candidates": 8 if gpu else 16,
-        "max_experiment_s": 45.0,
+        "max_experiment_s": 90.0 if gpu else 45.0,
         "max_shapes": 3 if gpu else 5,
         # a GPU server replays its decode steps: few launches pass a slot, those of prompts
         "shadow_every": 5 if gpu else 20,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from retuned.report.proof_figures import (
-    MOST_KERNELS,
     account_parts,
     dots_of,
     e_words,
     kernel_words,
     reach_of,
+    shown_kernels,
 )
 from retuned.stages.watch.proof import (
     EffectInterval,
@@ -167,8 +167,8 @@ def compact_lines(state: ProofState) -> list[tuple[str, str]]:
     if account:
         said = "  ".join(f"{name} {ms:+.2f} ms" for name, ms in account)
         lines.append(("per step", said))
-    kernels = state.report.account.kernels if state.report is not None else ()
-    lines.extend(("in place", kernel_words(each)) for each in kernels[:MOST_KERNELS])
+    kernels = shown_kernels(state.report.account) if state.report is not None else ()
+    lines.extend(("in place", kernel_words(each)) for each in kernels)
     return lines
 
 

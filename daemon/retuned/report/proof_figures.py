@@ -32,8 +32,7 @@ _QUANTILE = 0.95
 _MOST_E = 1e4
 _LEAST_E = 1e-2
 _BOUND_ROOM = 2.0
-MOST_KERNELS = 4
-"""Lengths that are shown of a kernel in place."""
+_MOST_KERNELS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +75,7 @@ def proof_figures(state: ProofState) -> tuple[Figure, ...]:
     account = state.report.account if state.report is not None else StepAccount()
     parts = account_parts(account)
     if parts:
-        found.append(_account_figure(parts, account.kernels))
+        found.append(_account_figure(parts, shown_kernels(account)))
     return tuple(found)
 
 
@@ -272,6 +271,11 @@ def account_parts(account: StepAccount) -> list[tuple[str, float]]:
     return [(name, 1e3 * seconds) for name, seconds in parts if seconds is not None]
 
 
+def shown_kernels(account: StepAccount) -> Sequence[KernelTime]:
+    """Return the lengths to show of the kernel in place: those with a time."""
+    return [k for k in account.kernels if k.off_s is not None or k.on_s is not None][:_MOST_KERNELS]
+
+
 def kernel_words(kernel: KernelTime) -> str:
     """Return in words what a kernel takes in place at one length.
 
@@ -297,7 +301,7 @@ def _time_words(seconds: float | None) -> str:
 
 def _account_figure(parts: Sequence[tuple[str, float]], kernels: Sequence[KernelTime]) -> Figure:
     desc = "; ".join(f"{name} {ms:+.3g} ms" for name, ms in parts)
-    in_place = "; ".join(map(kernel_words, kernels[:MOST_KERNELS]))
+    in_place = "; ".join(map(kernel_words, kernels))
     return figure(
         lambda width: account_plot(parts, desc=desc, width=width),
         caption="Change per step with the swap, milliseconds; left of the line is less time. The "
