@@ -24,7 +24,7 @@ from retuned.runtime.tunables.records import (
     parse_table,
 )
 from retuned.runtime.tunables.service import Tunables
-from retuned.runtime.tunables.state import MAX_CLASSES, Tunable, spec_of
+from retuned.runtime.tunables.state import MAX_CLASSES, Tunable, spec_of, timed
 
 SOURCE = "sha256:" + "1" * 64
 
@@ -305,6 +305,31 @@ def test_a_bypass_labels_the_steps_after_it(world: World) -> None:
         "bypassed": False
     }
     assert log.arm == ""
+
+
+def test_launches_of_a_proven_table_are_timed_by_size_class(world: World) -> None:
+    name = world.ids[0]
+    world.swap(table(name))
+    steps, proven = world.service.steps, world.service.registry.find(name)
+    assert proven is not None
+
+    def launch(size: int) -> None:
+        sized = proven.sized(dict.fromkeys(proven.axes, size))
+        assert timed(sized, lambda: "launched", in_capture=False) == "launched"
+
+    launch(100)
+    for on, arm in ((True, "0-0-off"), (False, "0-1-on")):
+        world.service.bypass({"definition": name, "on": on, "arm": arm})
+        launch(100)
+        launch(100)
+        launch(9)  # its class is new
+    counts = {(row["arm"], row["lengths"][0]): row["launches"] for row in steps.launches.rows()}
+    assert counts == {(arm, bucket(n)): k for arm in ("off", "on") for n, k in ((100, 2), (9, 1))}
+    steps.log.start()
+    steps.log.stop()
+    launch(100)
+    assert proven.sized(dict.fromkeys(proven.axes, 100)).proof is None
+    assert sum(row["launches"] for row in steps.launches.rows()) == 6
 
 
 def test_a_table_that_has_ended_gets_no_label(world: World) -> None:

@@ -1,5 +1,7 @@
 """Kernels in place: times of one slot's launches while steps are labelled, by arm and lengths.
 
+The slot may be a tunable, whose lengths are those of its size classes.
+
 Both arms run on the same traffic and are timed alike: at most one launch in `EVERY_S`, whatever the
 load. Each other launch pays for a count. Launches that graphs replay are not seen.
 """
@@ -9,13 +11,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from retuned.runtime.schema import Key
 from retuned.runtime.steps.launch_timer import Device, LaunchTimer, moments
 
 if TYPE_CHECKING:
-    from retuned.runtime.core.slots import Slot
     from retuned.runtime.core.tables import Run
     from retuned.runtime.steps.log import StepLog
 
@@ -26,6 +27,14 @@ MOST_SAMPLES = 128
 MOST_KEYS = 64
 """Lengths that are timed; further ones are not seen."""
 ON, OFF = "on", "off"
+
+
+class Timed(Protocol):
+    """What launches: a slot, or a tunable."""
+
+    def time_launches(self, times: LaunchTimes | None) -> None:
+        """Pass launches through `LaunchTimes.wrap` from now on; None ends that."""
+        ...
 
 
 class LaunchCell:
@@ -62,7 +71,7 @@ class LaunchTimes:
         now_s: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._log, self._device, self._now_s = log, device, now_s
-        self._slot: Slot | None = None
+        self._slot: Timed | None = None
         self._timer: LaunchTimer | None = None
         self._cells: dict[Key, dict[str, LaunchCell]] = {}
         self._next_s = 0.0
@@ -74,7 +83,7 @@ class LaunchTimes:
 
     # --- control thread -------------------------------------------------------------------------
 
-    def follow(self, slot: Slot) -> None:
+    def follow(self, slot: Timed) -> None:
         """Count and time the launches of a slot from now on, and of no other one."""
         if slot is self._slot:
             return

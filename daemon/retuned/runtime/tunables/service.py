@@ -428,6 +428,8 @@ class Tunables:
                 self.steps.log.arm = ""
                 return {"bypassed": False}
             held_us = 0.0
+            if arm is not None:
+                self.steps.launches.follow(tunable)
             if tunable.bypassed != on or arm is not None:
                 held_us = self.captures.bypass(tunable, on=on, arm=arm)
             pause_us = round(held_us, 1)

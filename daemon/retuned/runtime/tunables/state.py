@@ -14,6 +14,7 @@ from typing import Any
 from retuned.runtime.core.orders import CheckRates
 from retuned.runtime.schema import Refused
 from retuned.runtime.shadow.device import quiet
+from retuned.runtime.steps.launch_times import LaunchTimes
 from retuned.runtime.tunables.checks import TableChecks
 from retuned.runtime.tunables.records import Axes, Config, Rule, Table, bucket, tunable_id
 
@@ -47,6 +48,7 @@ class SizeClass:
         "launches",
         "matched",
         "pending",
+        "proof",
         "ready",
         "sizes",
         "timed",
@@ -65,6 +67,8 @@ class SizeClass:
         self.timed_us = 0.0
         self.pending: list[tuple[Any, Any]] = []
         """Pairs of device events whose time is not known yet."""
+        self.proof: Callable[[Callable[[], Any]], Any] | None = None
+        """Launches, counts and times for a live proof; None without one."""
         self.ends: tuple[int, int] | None = None
         """Sizes of the smallest and the largest launch that were described."""
         self.described: bool | None = None
@@ -171,6 +175,7 @@ class Tunable:
         self.edges: dict[tuple[tuple[int, ...], str], dict[str, Any]] = {}
         """By size class and end: its smallest and its largest launch, beside the recipe."""
         self._classes: dict[tuple[int, ...], SizeClass] = {}
+        self._times: LaunchTimes | None = None
 
     def sized(self, axes: Axes) -> SizeClass:
         """Return the size class of a launch."""
@@ -180,7 +185,18 @@ class Tunable:
             if len(self._classes) >= MAX_CLASSES - 1:
                 key = tuple(0 for _ in self.axes)
             found = self._classes.setdefault(key, SizeClass(dict(zip(self.axes, key, strict=True))))
+            self._prove(key, found)
         return found
+
+    def time_launches(self, times: LaunchTimes | None) -> None:
+        """Start to count and time launches for a live proof; None ends that."""
+        self._times = times
+        for key, each in list(self._classes.items()):
+            self._prove(key, each)
+
+    def _prove(self, key: tuple[int, ...], sized: SizeClass) -> None:
+        times = self._times
+        sized.proof = None if times is None else times.wrap(key, lambda launch: launch())
 
     def choose(self, axes: Axes, sized: SizeClass) -> Config | None:
         """Count a launch, and return the configuration of the table; None for the server's."""
@@ -409,6 +425,8 @@ def timed(sized: SizeClass, launch: Callable[[], Any], *, in_capture: bool) -> A
     if in_capture:
         sized.captured += 1
         return launch()
+    if sized.proof is not None:
+        return sized.proof(launch)
     due = sized.launches % TIME_EVERY == TIME_AT and len(sized.pending) < _MAX_PENDING
     torch = sys.modules.get("torch")
     if not due or torch is None:
