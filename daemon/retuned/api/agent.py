@@ -270,6 +270,17 @@ class PodProof(Record):
     """Its verdict with its pairs; None before. The operator computes the verdict again."""
 
 
+class PodOverhead(Record):
+    """What a pod has measured of Retuned's own cost; sent until the operator has it."""
+
+    at: AwareDatetime
+    """When it ended, by the pod's clock; it tells measurements apart."""
+    engine: EngineName = ""
+    """Name and version of the server's engine; empty if unknown."""
+    claim: ProofClaim
+    """Verdict with its pairs. The operator computes the verdict again."""
+
+
 class LevelsState(StrEnum):
     """Whether a sidecar reads the service levels of its server."""
 
@@ -295,6 +306,9 @@ class ProofPost(AgentMessage):
     proofs: tuple[PodProof, ...] = Field(default=(), max_length=MAX_PROOFS)
     days: tuple[PodProof, ...] = Field(default=(), max_length=MAX_PROOFS)
     """The newest day of each sentinel that has ended."""
+    overhead: PodOverhead | None = None
+    """The last measurement of Retuned's own cost; None once the operator has it. Sent on request.
+    """
 
 
 class Ack(Record):
@@ -345,6 +359,20 @@ class ProofOrder(Record):
     """Whether a promoted swap is to be measured, a pair in each period, instead of a proof."""
 
 
+class OverheadOrder(Record):
+    """What a pod is to do about Retuned's own cost."""
+
+    measure: bool = False
+    """Whether this pod measures, for all pods of its environment."""
+    heard: AwareDatetime | None = None
+    """`PodOverhead.at` of the last measurement of this pod that the operator has; None without."""
+    shares: dict[Annotated[str, Field(max_length=71)], Annotated[float, Field(gt=0.0, le=1.0)]] = (
+        Field(default_factory=dict, max_length=16)
+    )
+    """Share of the time in which launches are counted, by digest of the environment; where an
+    environment has none, all launches are counted."""
+
+
 class Orders(Record):
     """The wanted state of a pod: the newest order of each slot."""
 
@@ -353,6 +381,8 @@ class Orders(Record):
     orders: tuple[SwapOrder, ...] = Field(max_length=MAX_SLOTS)
     proofs: tuple[ProofOrder, ...] = Field(default=(), max_length=MAX_PROOFS)
     """Swaps to prove on live traffic. Sent on request."""
+    overhead: OverheadOrder | None = None
+    """What to do about Retuned's own cost; None does nothing. Sent on request."""
     traces: dict[OrderId, Traceparent] = Field(default_factory=dict, max_length=MAX_SLOTS)
     """Parent spans of orders, by id, if tracing is on.
 
@@ -409,7 +439,7 @@ def wire_json(report: Record) -> str:
     >>> wire_json(AgentMessage(pod=pod, target="serving/chat"))
     '{"pod":{"namespace":"serving","name":"chat-0","uid":"u-1"},"target":"serving/chat"}'
     """
-    unset = {each for each in _SINCE_2 if not getattr(report, each, None)}
+    unset = {each for each in _SINCE_2 | {"overhead"} if not getattr(report, each, None)}
     return report.model_dump_json(exclude=unset)
 
 
@@ -429,7 +459,7 @@ def environment_digest(environments: Sequence[ProcessEnvironment]) -> Digest | N
     return found.pop() if len(found) == 1 else None
 
 
-def revision_of(orders: Sequence[SwapOrder | ProofOrder]) -> int:
+def revision_of(orders: Sequence[SwapOrder | ProofOrder | OverheadOrder]) -> int:
     """Return a number that identifies a set of orders.
 
     It depends only on the orders, so a restarted operator or another leader computes the same
@@ -444,11 +474,16 @@ def revision_of(orders: Sequence[SwapOrder | ProofOrder]) -> int:
     return 1 + int(digest_of(bodies).removeprefix("sha256:")[:13], 16)
 
 
-def as_orders(orders: Sequence[SwapOrder], proofs: Sequence[ProofOrder] = ()) -> Orders:
-    """Return the message for a set of orders and of swaps to prove."""
+def as_orders(
+    orders: Sequence[SwapOrder],
+    proofs: Sequence[ProofOrder] = (),
+    *,
+    overhead: OverheadOrder | None = None,
+) -> Orders:
+    """Return the message for a set of orders, of swaps to prove, and on Retuned's own cost."""
     ordered = sorted(orders, key=lambda order: (order.definition, order.epoch))
-    revision = revision_of([*ordered, *proofs])
-    return Orders(revision=revision, orders=tuple(ordered), proofs=tuple(proofs))
+    revision = revision_of([*ordered, *proofs, *(() if overhead is None else (overhead,))])
+    return Orders(revision=revision, orders=tuple(ordered), proofs=tuple(proofs), overhead=overhead)
 
 
 def skew_s(hello: Hello, *, now: datetime) -> float:

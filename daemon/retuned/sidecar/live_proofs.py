@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -24,12 +23,14 @@ from retuned.node.live_proof import (
     ProofNeed,
     ProofRunner,
     StoredProof,
+    claim_of,
     report_in,
 )
 from retuned.node.order_store import StoredOrder, latest
 from retuned.node.sentinel import DAY
 from retuned.node.service_levels import lacks_levels, levels_of
 from retuned.ports import Stored
+from retuned.sidecar import own_overhead
 from retuned.sidecar.context import Context
 from retuned.sidecar.reports import is_about_us
 from retuned.stages.swap import SwapKind, SwapOrder
@@ -144,13 +145,15 @@ def post(ctx: Context) -> None:
         return
     reason, temporary = unavailable(ctx)
     proofs = tuple(filter(None, (_reported(ctx, asked) for asked in ctx.standing.proofs)))
+    days = tuple(_days(ctx, pairs=_pairs(proofs)))
     said = ProofPost(
         pod=ctx.pod,
         target=ctx.target,
         unavailable=reason,
         temporary=temporary,
         levels=levels_seen(ctx),
-        days=tuple(_days(ctx, pairs=_pairs(proofs))),
+        days=days,
+        overhead=own_overhead.reported(ctx, most_pairs=MAX_PAIRS - _pairs((*proofs, *days))),
         engine=ctx.live_steps.engine()[:_NAME] if ctx.live_steps is not None else "",
         proofs=proofs,
     )
@@ -280,18 +283,8 @@ def _pod_proof(asked: ProofOrder, record: Stored) -> PodProof | None:
             epoch=asked.epoch,
             phase=state["phase"],
             pairs=len(state["pairs"]) + len(state["pilot"]),
-            claim=_claim(report, state) if report is not None else None,
+            claim=claim_of(report, state) if report is not None else None,
         )
     except (KeyError, ValidationError) as error:  # of another release
         log.warning("the proof of %s is not reported: %s", asked.definition, error)
         return None
-
-
-def _claim(report: proof.ProofReport, state: Mapping[str, Any]) -> proof.ProofClaim:
-    return proof.ProofClaim(
-        verdict=report.verdict,
-        reason=report.reason,
-        pairs=state["pairs"],
-        pilot_huge=state["pilot_huge"],
-        seconds=report.seconds,
-    )

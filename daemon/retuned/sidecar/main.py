@@ -17,6 +17,7 @@ from retuned.sidecar import (
     live_kernels,
     live_proofs,
     metrics,
+    own_overhead,
     reports,
     sentinels,
     tunables,
@@ -74,6 +75,7 @@ class Sidecar:
         ctx = self.ctx
         attempt(ctx.telemetry, "measure", lambda: live_proofs.prove(ctx, stop))
         attempt(ctx.telemetry, "measure", lambda: sentinels.keep_up(ctx, stop))
+        attempt(ctx.telemetry, "measure", lambda: own_overhead.keep_up(ctx, stop))
 
     def tell(self) -> None:
         """Tell the operator what there is to tell; an error in one part ends all: it is away."""
@@ -107,10 +109,11 @@ class Sidecar:
                 with ctx.lock:
                     order_intake.withdraw(ctx, ())
                 ctx.standing.named, ctx.standing.revision = frozenset(), 0
-                ctx.standing.proofs = ()
+                ctx.standing.proofs, ctx.standing.overhead = (), None
             raise
         with ctx.lock:
             ctx.standing.proofs = said.proofs  # first: what is named and not asked is switched on
+            ctx.standing.overhead = said.overhead
             something = order_intake.take(ctx, said.orders, traces=said.traces)
             ctx.standing.revision = said.revision
         return something

@@ -12,6 +12,7 @@ from retuned.api.agent import (
     DriftPost,
     Hello,
     OrderDone,
+    OverheadOrder,
     ProfileReport,
     ProofOrder,
     ProofPost,
@@ -103,6 +104,10 @@ class PodDirectory(Protocol):
 
     def proofs(self, pod: PodRecord) -> Sequence[ProofOrder]:
         """Return the swaps that a pod is to prove; as `orders`."""
+        ...
+
+    def overhead(self, pod: PodRecord) -> OverheadOrder | None:
+        """Return what a pod is to do about Retuned's own cost, None for nothing; as `orders`."""
         ...
 
     def artifact(self, digest: Digest) -> Mapping[str, bytes] | None:

@@ -159,7 +159,8 @@ def _proof_essence(post: ProofPost) -> object:
     """Return what decisions read of a post of live proofs."""
     proofs = [(each.order, each.phase, each.claim is None) for each in post.proofs]
     days = [(each.order, each.claim) for each in post.days]
-    return post.unavailable, post.temporary, post.levels, post.engine, proofs, days
+    overhead = post.overhead and post.overhead.at
+    return post.unavailable, post.temporary, post.levels, post.engine, proofs, days, overhead
 
 
 def _essence(watch: WatchPost) -> object:

@@ -16,6 +16,7 @@ from retuned_operator.controllers.conditions import condition
 from retuned_operator.controllers.job_requests import no_place
 from retuned_operator.controllers.lessons import with_lessons
 from retuned_operator.controllers.objects import ObservedPod
+from retuned_operator.controllers.own_overhead import overhead_events, with_own_overhead
 from retuned_operator.controllers.ports import Tunables
 from retuned_operator.controllers.proposal import NOT_KNOWN_S
 from retuned_operator.controllers.writer import ClusterWriter
@@ -65,7 +66,9 @@ class Targets:
         status = with_place(target, status, no_place(target, self._jobs), now=now)
         status = with_tunables(status, self._world.tunables, target=key)
         status = with_lessons(status, self._world, target)
+        status = with_own_overhead(status, self._world, target, pods, now=now)
         self._acting.status(TARGETS, target, status)
+        self._acting.say(*overhead_events(target, target.status, status))
         return again_s(key) if pods else None
 
 
