@@ -81,6 +81,14 @@ class ProofRecord(Protocol):
         ...
 
 
+class ReportingRecord(ProofRecord, Protocol):
+    """A record whose verdict is asked for."""
+
+    def report(self) -> proof.ProofReport | None:
+        """Return the verdict; None without one."""
+        ...
+
+
 class Levels(Protocol):
     """Service levels of the server."""
 
