@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from retuned.api.agent import OverheadOrder, ProofOrder
+from retuned.api.agent import AlarmOrder, OverheadOrder, ProofOrder
 from retuned.contract import Digest
+from retuned.control.attributions import alarm_orders
 from retuned.control.orders import desired_orders
 from retuned.control.own_overhead import overhead_order
 from retuned.control.sentinels import all_orders
@@ -79,6 +80,10 @@ class CachedFleet:
     def proofs(self, pod: PodRecord) -> Sequence[ProofOrder]:
         """Return the swaps that a pod is to prove; see `Fleet.proofs`."""
         return all_orders(pod.uid, self._proposals(pod))
+
+    def alarms(self, pod: PodRecord) -> Sequence[AlarmOrder]:
+        """Return the swaps that a pod may try off at an alarm; see `Fleet.alarms`."""
+        return alarm_orders(pod.uid, self._proposals(pod))
 
     def overhead(self, pod: PodRecord) -> OverheadOrder | None:
         """Return what a pod is to do about Retuned's own cost; see `Fleet.overhead`."""

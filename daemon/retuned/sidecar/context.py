@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from retuned.api.agent import (
+    AlarmOrder,
     LevelsState,
     OrderDone,
     Outcome,
@@ -132,6 +133,8 @@ class SidecarMemory(OrderMemory):
     """Digest of the server's environment; empty if unknown."""
     proofs: tuple[ProofOrder, ...] = ()
     """Swaps that the operator asks to be proven, as its last answer has them."""
+    alarms: tuple[AlarmOrder, ...] = ()
+    """Swaps that an alarm may try off, as that answer has them."""
     overhead: OverheadOrder | None = None
     """What to do about Retuned's own cost, as that answer has it; None does nothing."""
     steps_known: bool = False

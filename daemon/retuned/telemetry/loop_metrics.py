@@ -379,5 +379,6 @@ TRIED: tuple[Metric, ...] = (
         "retuned_alarm_attributions_total",
         "Alarms about kernel times for which swaps were tried off, by what was found.",
         closed("outcome", words(AttributionOutcome)),
+        by=BESIDE,
     ),
 )

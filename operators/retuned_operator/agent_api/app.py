@@ -18,6 +18,7 @@ from retuned.api.agent import (
     MAX_WAIT_S,
     VERSION,
     Ack,
+    AlarmOrder,
     DefinitionPost,
     DriftPost,
     Hello,
@@ -171,7 +172,9 @@ class _Agent:
         # who does not ask for them is of a release that does not know of them; so with proofs
         if request.query_params.get("traces") == "1":
             answer = answer.model_copy(update={"traces": dict(self._traces(pod, answer.orders))})
-        unset = {each for each in ("traces", "proofs", "overhead") if not getattr(answer, each)}
+        unset = {
+            each for each in ("traces", "proofs", "alarms", "overhead") if not getattr(answer, each)
+        }
         return json_answer(answer.model_dump_json(exclude=unset))
 
     async def artifact(self, request: Request) -> Response:
@@ -246,6 +249,7 @@ class _Agent:
                 answer = as_orders(
                     self._of(pod),
                     self._proofs(request, pod),
+                    alarms=self._alarms(request, pod),
                     overhead=self._overhead(request, pod),
                 )
                 left_s = until - loop.time()
@@ -265,6 +269,10 @@ class _Agent:
     def _proofs(self, request: Request, pod: PodRecord) -> Sequence[ProofOrder]:
         asks = request.query_params.get("proofs") == "1"
         return self._fleet.proofs(pod) if asks else ()
+
+    def _alarms(self, request: Request, pod: PodRecord) -> Sequence[AlarmOrder]:
+        asks = request.query_params.get("alarms") == "1"
+        return self._fleet.alarms(pod) if asks else ()
 
     def _overhead(self, request: Request, pod: PodRecord) -> OverheadOrder | None:
         asks = request.query_params.get("overhead") == "1"

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from retuned.api.agent import (
+    AlarmOrder,
     DefinitionPost,
     DriftPost,
     Hello,
@@ -104,6 +105,10 @@ class PodDirectory(Protocol):
 
     def proofs(self, pod: PodRecord) -> Sequence[ProofOrder]:
         """Return the swaps that a pod is to prove; as `orders`."""
+        ...
+
+    def alarms(self, pod: PodRecord) -> Sequence[AlarmOrder]:
+        """Return the swaps that a pod may try off at an alarm; as `orders`."""
         ...
 
     def overhead(self, pod: PodRecord) -> OverheadOrder | None:

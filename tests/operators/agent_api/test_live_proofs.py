@@ -12,7 +12,7 @@ import pytest
 from tests.operators.agent_api.agent_world import OTHER, POD, TARGET, AgentWorld, an_order
 from tests.operators.agent_api.test_bounds import code, raw
 
-from retuned.api.agent import OverheadOrder, PodProof, ProofOrder, ProofPost
+from retuned.api.agent import AlarmOrder, OverheadOrder, PodProof, ProofOrder, ProofPost
 from retuned.errors import Refused
 from retuned.stages.gate import LiveProof, LiveProofMode
 from retuned.stages.watch.proof import (
@@ -90,6 +90,19 @@ def test_a_pod_learns_what_to_do_about_retuneds_cost(world: AgentWorld, raw: htt
     assert after.overhead == asked
     assert after.revision != before.revision, "who waits for orders is woken"
     assert "overhead" not in raw.get("/v1/orders?after=0&wait=0&proofs=1").json()
+
+
+def test_a_pod_learns_what_an_alarm_may_try_off(world: AgentWorld, raw: httpx.Client) -> None:
+    world.order(ORDER)
+    client = world.client()
+    before = client.orders(after=0, wait_s=0.0)
+    assert before.alarms == ()
+    may = AlarmOrder(order=ORDER.id, name="swp-a", rule=ASKED.rule)
+    world.fleet.tried[POD.uid] = (may,)
+    after = client.orders(after=before.revision, wait_s=0.0)
+    assert after.alarms == (may,)
+    assert after.revision != before.revision, "who waits for orders is woken"
+    assert "alarms" not in raw.get("/v1/orders?after=0&wait=0&proofs=1").json()
 
 
 def test_a_report_is_taken_as_it_was_sent(world: AgentWorld) -> None:

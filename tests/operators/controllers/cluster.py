@@ -20,9 +20,10 @@ from tests.operators.controllers.server import Faulty, Server, ended
 from tests.operators.controllers.server_pods import WORLD, ServerPod
 from tests.operators.world import GROUPS, POLICY
 
-from retuned.api.agent import OverheadOrder, ProofOrder
+from retuned.api.agent import AlarmOrder, OverheadOrder, ProofOrder
 from retuned.clock import FakeClock
 from retuned.control import ResultFact
+from retuned.control.attributions import alarm_orders
 from retuned.control.own_overhead import overhead_order
 from retuned.control.sentinels import all_orders
 from retuned.ports import Spans
@@ -192,6 +193,10 @@ class Cluster:
     def proofs_of(self, server: ServerPod) -> Sequence[ProofOrder]:
         """Return what the operator asks a pod to prove."""
         return all_orders(server.uid, self.proposals())
+
+    def alarms_of(self, server: ServerPod) -> Sequence[AlarmOrder]:
+        """Return the swaps that a pod may try off."""
+        return alarm_orders(server.uid, self.proposals())
 
     def overhead_of(self, server: ServerPod) -> OverheadOrder | None:
         """Return what the operator asks a pod about Retuned's own cost; nothing without target."""
