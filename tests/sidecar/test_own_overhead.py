@@ -13,7 +13,7 @@ from tests.sidecar.sidecar_world import FIRST, PodWorld, back, swap
 
 from retuned.api.agent import OverheadOrder, PodOverhead, ProofOrder, ProofPost
 from retuned.node.own_overhead import OverheadKeeper, last_of
-from retuned.sidecar import own_overhead
+from retuned.sidecar import live_proofs, own_overhead
 from retuned.sidecar.main import Sidecar
 from retuned.stages.gate import LiveProof
 from retuned.stages.watch.own_overhead import AFTER, SETTINGS, OverheadOutcome
@@ -49,7 +49,8 @@ class Pod(PodWorld):
 
     def measure(self, *, after_s: float = 0.0) -> None:
         self.server.at_s += after_s
-        own_overhead.keep_up(self.ctx, threading.Event())
+        timed = not live_proofs.unavailable(self.ctx)[0]
+        own_overhead.keep_up(self.ctx, threading.Event(), timed=timed)
 
     def posted(self) -> PodOverhead | None:
         self.sidecar.tell()

@@ -111,7 +111,7 @@ class OverheadKeeper:
             second.
         """
         try:
-            if not self._live.unavailable() and self._is_due() and wanted():
+            if self._is_due() and wanted() and not self._live.unavailable():
                 self._measure(stop, wanted)
             last = last_of(self._store)
             if last is None:
@@ -142,6 +142,8 @@ class OverheadKeeper:
     def _is_due(self) -> bool:
         now = self._clock.now()
         if self._began_at is None:
+            if self._live.unavailable():
+                return False
             self._began_at = now
         return own_overhead.is_due(last_of(self._store), began_at=self._began_at, now=now)
 

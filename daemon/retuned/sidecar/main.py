@@ -82,7 +82,12 @@ class Sidecar:
         attempt(ctx.telemetry, "measure", lambda: alarms.try_off(stop))
         attempt(ctx.telemetry, "measure", lambda: live_proofs.prove(ctx, stop))
         attempt(ctx.telemetry, "measure", lambda: sentinels.keep_up(ctx, stop))
-        attempt(ctx.telemetry, "measure", lambda: own_overhead.keep_up(ctx, stop))
+        attempt(ctx.telemetry, "measure", lambda: self._weigh(stop))
+
+    def _weigh(self, stop: threading.Event) -> None:
+        """Measure now and then what Retuned itself costs the server."""
+        timed = not live_proofs.unavailable(self.ctx)[0]
+        own_overhead.keep_up(self.ctx, stop, timed=timed)
 
     def tell(self) -> None:
         """Tell the operator what there is to tell; an error in one part ends all: it is away."""

@@ -14,12 +14,19 @@ from retuned.node.own_overhead import pairs_of
 from retuned.sidecar.context import Context
 
 
-def keep_up(ctx: Context, stop: threading.Event) -> None:
-    """Measure if it is time to; where another pod measures, count as its measurement says."""
+def keep_up(ctx: Context, stop: threading.Event, *, timed: bool) -> None:
+    """Measure if it is time to; where another pod measures, count as its measurement says.
+
+    Parameters
+    ----------
+    timed
+        Whether steps of the server can be timed; without that the server is not asked again.
+    """
     keeper = ctx.own_overhead
     if keeper is None:
         return
-    keeper.keep_up(stop, wanted=lambda: _is_wanted(ctx))
+    if timed:
+        keeper.keep_up(stop, wanted=lambda: _is_wanted(ctx))
     asked = ctx.standing.overhead
     if asked is not None and not asked.measure:
         keeper.follow(asked.shares.get(ctx.environment, 1.0))
