@@ -189,3 +189,13 @@ def test_a_measurement_without_room_waits_for_the_next_report(world: Pod) -> Non
     count = len(found.claim.pairs)
     assert own_overhead.reported(world.ctx, most_pairs=count) == found
     assert own_overhead.reported(world.ctx, most_pairs=count - 1) is None
+
+
+def test_a_restarted_sidecar_tells_once_that_all_launches_count(world: Pod) -> None:
+    world.ask(OverheadOrder(shares={world.ctx.environment: 0.25}))
+    world.measure()
+    world.start()
+    world.ask(OverheadOrder(shares={"sha256:other": 0.03}))
+    world.measure()
+    world.measure()
+    assert world.server.shares == [0.25, 1.0]

@@ -96,8 +96,9 @@ class OverheadKeeper:
         self._store, self._clock, self._telemetry = store, clock, telemetry
         self._reports = reports
         self._began_at: datetime | None = None
-        self._followed = 1.0
-        """Share that the server was told last by `follow`."""
+        self._followed: float | None = None
+        """Share that the server was told last by `follow`; None before: an earlier process of this
+        node may have told it another one."""
 
     def keep_up(self, stop: threading.Event, *, wanted: Callable[[], bool]) -> None:
         """Measure if it is time to, and let the server count as the last measurement says.
@@ -166,7 +167,7 @@ class OverheadKeeper:
         before = last_of(self._store)
         found = own_overhead.judged(
             state.report,
-            share_before=before.share if before is not None else self._followed,
+            share_before=before.share if before is not None else self._followed or 1.0,
             at=self._clock.now(),
             engine=self._live.engine()[:200],
         )
