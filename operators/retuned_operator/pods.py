@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from retuned.api.agent import ProofOrder
+from retuned.api.agent import AlarmOrder, OverheadOrder, ProofOrder
 from retuned.contract import Digest
+from retuned.control.attributions import alarm_orders
 from retuned.control.orders import desired_orders
+from retuned.control.own_overhead import overhead_order
 from retuned.control.sentinels import all_orders
 from retuned.control.step_spans import last_span
 from retuned.errors import TemporaryError, UnreadableInput
@@ -72,15 +74,26 @@ class CachedFleet:
 
     def orders(self, pod: PodRecord) -> Sequence[SwapOrder]:
         """Return what a pod is to have; see `Fleet.orders`."""
-        body = self._caches.get(TARGETS, pod.target)
-        if body is None or not self._caches.knows(TARGETS):
-            raise TemporaryError(f"{pod.target} is not known now", delay_s=_AGAIN_S)
-        target, found = read(TuningTarget, body), self._proposals(pod)
+        target, found = self._target(pod), self._proposals(pod)
         return desired_orders(pod.name, pod.uid, target=target, proposals=found)
 
     def proofs(self, pod: PodRecord) -> Sequence[ProofOrder]:
         """Return the swaps that a pod is to prove; see `Fleet.proofs`."""
         return all_orders(pod.uid, self._proposals(pod))
+
+    def alarms(self, pod: PodRecord) -> Sequence[AlarmOrder]:
+        """Return the swaps that a pod may try off at an alarm; see `Fleet.alarms`."""
+        return alarm_orders(pod.uid, self._proposals(pod))
+
+    def overhead(self, pod: PodRecord) -> OverheadOrder | None:
+        """Return what a pod is to do about Retuned's own cost; see `Fleet.overhead`."""
+        return overhead_order(pod.uid, self._target(pod).status.own_overhead)
+
+    def _target(self, pod: PodRecord) -> TuningTarget:
+        body = self._caches.get(TARGETS, pod.target)
+        if body is None or not self._caches.knows(TARGETS):
+            raise TemporaryError(f"{pod.target} is not known now", delay_s=_AGAIN_S)
+        return read(TuningTarget, body)
 
     def _proposals(self, pod: PodRecord) -> Sequence[SwapProposal]:
         bodies = self._caches.by(PROPOSALS, BY_TARGET, pod.target)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from retuned.api.proposal import ProposalPhase, Step
-from retuned.control import sentinels
+from retuned.control import attributions, sentinels
 from retuned.errors import UnreadableInput
 from retuned.notify import messages
 from retuned.notify.messages import Notice, Place
@@ -25,6 +25,8 @@ from retuned_operator.schema import SwapProposal, read
 
 log = logging.getLogger(__name__)
 
+_PAGES = (f"{sentinels.CAUSE}-", f"{attributions.CAUSE}-")
+"""Beginnings of the reasons of a rollback of which somebody is paged: the swap had been kept."""
 _LONGEST_KEY = 200
 """Of ``namespace/name``; the operator's own names are shorter by far."""
 _NEWS_FOR = timedelta(days=1)
@@ -118,7 +120,7 @@ class ProposalNotifier:
                 yield messages.rolled_back(
                     record,
                     why=why,
-                    pages=why.startswith(f"{sentinels.CAUSE}-"),
+                    pages=why.startswith(_PAGES),
                     number=1,
                     place=self._place,
                     now=now,

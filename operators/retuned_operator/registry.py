@@ -82,7 +82,7 @@ def controllers_of(
         Controller(
             name="targets",
             primary=TARGETS.plural,
-            watches={TARGETS.plural: itself, PODS.plural: pods},
+            watches={TARGETS.plural: itself, PODS.plural: pods, POLICIES.plural: of_namespace},
             reconcile=Targets(world, acting, jobs=jobs).reconcile,
             workers=_WRITERS,
         ),

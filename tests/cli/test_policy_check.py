@@ -163,6 +163,9 @@ def test_a_policy_is_explained_field_by_field(tmp_path: Path) -> None:
         ("{mode: required, onTooLittleTraffic: keep}", "too-little-traffic: it is kept."),
         ("{mode: required, maxDuration: 10m, minEffect: 0.01}", "for at most 10 minutes"),
         ("{mode: required, minEffect: 0.01}", "under 1.00% do not count"),
+        ("{mode: required}", "What Retuned itself adds to a step is measured once a day"),
+        ("{ownOverhead: off}", "What Retuned itself adds to a step is not measured."),
+        ("{mode: 'off'}", "What Retuned itself adds to a step is not measured."),
     ],
 )
 def test_a_live_proof_is_explained_by_what_follows(tmp_path: Path, rule: str, words: str) -> None:

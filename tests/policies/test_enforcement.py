@@ -33,12 +33,14 @@ NOTES = {"apiVersion", "kind", "metadata.labels", "metadata.annotations"}
 DAEMON = Path(__file__).resolve().parents[2] / "daemon" / "retuned"
 READERS = (
     *(DAEMON / "control").glob("*.py"),
+    DAEMON / "stages" / "watch" / "own_overhead.py",
     DAEMON / "stages" / "watch" / "proof" / "service_level.py",
     DAEMON / "standalone" / "sentinel.py",
     DAEMON / "standalone" / "tunable_experiments.py",
 )
 CONDITIONAL = {
     "spec.breakGlass.maxPods": "break_glass.max_pods",
+    "spec.liveProof.ownOverhead": "rule.own_overhead",
     "spec.liveProof.sentinel": "rule.sentinel",
     "spec.liveProof.slo.itlP99Ms": "bounds.itl_p99_ms",
     "spec.liveProof.slo.maxQueue": "bounds.max_queue",
@@ -55,8 +57,8 @@ CONDITIONAL = {
     "spec.rollout.waves": "rule.waves",
     "spec.windows.overrun": "may_finish",
 }
-"""Fields that are read only in other stories, which tests/control, test_sentinel_loop and
-test_tunable_loop have; and how."""
+"""Fields that are read only in other stories, which tests/control, test_own_cost_loop,
+test_sentinel_loop and test_tunable_loop have; and how."""
 
 Fields = dict[str, tuple[type[PolicyModel], str]]
 

@@ -195,8 +195,10 @@ class PodWorld:
     def active(self, name: str = "gemm") -> Digest | None:
         return next(slot.active for slot in self.swapper.slots() if slot.definition == name)
 
-    def trace(self, kernel: str = "gemm", *, launches: int = 200, number: int = 0) -> None:
-        """Let a trace file complete now."""
+    def trace(
+        self, kernel: str = "gemm", *, launches: int = 200, number: int = 0, slow: float = 1.0
+    ) -> None:
+        """Let a trace file complete now, whose launches took so many times as long."""
         at_ns = int(self.clock.now().timestamp() * 1e9)
         records = tuple(
             LaunchRecord(
@@ -204,7 +206,7 @@ class PodWorld:
                 blocks=(8, 1, 1),
                 threads=(256, 1, 1),
                 start_ns=n * 10_000,
-                duration_ns=5_000,
+                duration_ns=int(5_000 * slow),
                 dims=((16, 64),),
                 dtypes=("bfloat16",),
                 shape_source=ShapeSource.OP,

@@ -84,7 +84,8 @@ def test_a_cause_ends_it_and_the_others_are_not_tried() -> None:
 def test_where_the_policy_keeps_it_the_alarm_has_the_command() -> None:
     begun = state("gemm")
     ended = begun.after(result(begun.suspects[0], Verdict.HARMS, effect=0.05, withdraws=False))
-    assert finding(ended).endswith("roll it back with `retuned rollback p-gemm`")
+    said = finding(ended, command="retuned rollback p-gemm")
+    assert said.endswith("roll it back with `retuned rollback p-gemm`")
 
 
 def test_one_unknown_keeps_the_alarm_from_clearing_swaps() -> None:

@@ -56,13 +56,13 @@ def record(share: float = 1.0) -> OverheadRecord:
 def test_the_upper_end_decides_how_often_launches_are_counted(
     high: float, share: float, outcome: OverheadOutcome
 ) -> None:
-    found = judged(report(Verdict.HARMS, 0.012, 0.02, high), before=None, at=AT)
+    found = judged(report(Verdict.HARMS, 0.012, 0.02, high), share_before=1.0, at=AT)
     assert (found.share, found.outcome) == (share, outcome)
 
 
 def test_a_cost_below_the_budget_lets_everything_be_counted_again() -> None:
     none = report(Verdict.NO_MEASURABLE_EFFECT, 0.0, 0.002, 0.006)
-    found = judged(none, before=record(share=0.1), at=AT)
+    found = judged(none, share_before=0.1, at=AT)
     assert (found.share, found.outcome) == (1.0, OverheadOutcome.WITHIN_BUDGET)
     assert found.sentence == "Retuned adds 0.20 % (0.00 to 0.60 %) to a step"
 
@@ -70,8 +70,8 @@ def test_a_cost_below_the_budget_lets_everything_be_counted_again() -> None:
 @pytest.mark.parametrize("verdict", [Verdict.TOO_LITTLE_TRAFFIC, Verdict.NOT_CONCLUDED])
 def test_an_unknown_cost_changes_no_share(verdict: Verdict) -> None:
     unknown = report(verdict, -0.1, 0.02, 0.3)
-    assert judged(unknown, before=None, at=AT).share == 1.0
-    found = judged(unknown, before=record(share=0.1), at=AT)
+    assert judged(unknown, share_before=1.0, at=AT).share == 1.0
+    found = judged(unknown, share_before=0.1, at=AT)
     assert (found.share, found.outcome) == (0.1, OverheadOutcome.UNKNOWN)
 
 
@@ -87,7 +87,7 @@ def test_an_unknown_cost_changes_no_share(verdict: Verdict) -> None:
 def test_a_cost_that_may_be_too_much_is_bounded_where_the_interval_is_narrow(
     high: float | None, share: float, outcome: OverheadOutcome
 ) -> None:
-    found = judged(report(Verdict.TOO_LITTLE_TRAFFIC, -0.01, 0.008, high), before=None, at=AT)
+    found = judged(report(Verdict.TOO_LITTLE_TRAFFIC, -0.01, 0.008, high), share_before=1.0, at=AT)
     assert (found.share, found.outcome) == (share, outcome)
 
 
@@ -100,7 +100,7 @@ def test_a_lowered_share_leaves_less_than_the_budget(
     low: float, over: float, high: float | None
 ) -> None:
     most = None if high is None else low + over + high
-    found = judged(report(Verdict.HARMS, low, low + over, most), before=None, at=AT)
+    found = judged(report(Verdict.HARMS, low, low + over, most), share_before=1.0, at=AT)
     assert found.share in SHARES[1:]
     if found.outcome is OverheadOutcome.LOWERED and most is not None:
         assert found.share * most < BUDGET * (1 + 1e-9)
@@ -109,7 +109,7 @@ def test_a_lowered_share_leaves_less_than_the_budget(
 
 
 def test_a_cost_without_an_upper_end_is_taken_for_twice_what_was_seen() -> None:
-    found = judged(report(Verdict.HARMS, 0.011, 0.05, None), before=None, at=AT)
+    found = judged(report(Verdict.HARMS, 0.011, 0.05, None), share_before=1.0, at=AT)
     assert found.share == SHARES[3]
 
 

@@ -44,6 +44,8 @@ MAX_DEFINITION_CHARS = 256 << 10
 """Longest text of one: an experiment's task must hold it and a variant's source."""
 MAX_PROOFS = 16
 """Most live proofs that a pod is asked for, or reports, at a time."""
+MAX_ALARMS = 64
+"""Most swaps of a pod that alarms may try off."""
 MAX_WAIT_S = 30.0
 """Longest time that a request for orders is held, seconds."""
 MAX_ARTIFACT_BYTES = 16 << 20
@@ -270,6 +272,17 @@ class PodProof(Record):
     """Its verdict with its pairs; None before. The operator computes the verdict again."""
 
 
+class PodOverhead(Record):
+    """What a pod has measured of Retuned's own cost; sent until the operator has it."""
+
+    at: AwareDatetime
+    """When it ended, by the pod's clock; it tells measurements apart."""
+    engine: EngineName = ""
+    """Name and version of the server's engine; empty if unknown."""
+    claim: ProofClaim
+    """Verdict with its pairs. The operator computes the verdict again."""
+
+
 class LevelsState(StrEnum):
     """Whether a sidecar reads the service levels of its server."""
 
@@ -295,6 +308,11 @@ class ProofPost(AgentMessage):
     proofs: tuple[PodProof, ...] = Field(default=(), max_length=MAX_PROOFS)
     days: tuple[PodProof, ...] = Field(default=(), max_length=MAX_PROOFS)
     """The newest day of each sentinel that has ended."""
+    trials: tuple[PodProof, ...] = Field(default=(), max_length=MAX_PROOFS)
+    """The newest trial of each swap that an alarm has tried off. Sent on request."""
+    overhead: PodOverhead | None = None
+    """The last measurement of Retuned's own cost; None once the operator has it. Sent on request.
+    """
 
 
 class Ack(Record):
@@ -345,6 +363,30 @@ class ProofOrder(Record):
     """Whether a promoted swap is to be measured, a pair in each period, instead of a proof."""
 
 
+class AlarmOrder(Record):
+    """A swap of the pod that may be tried off when an alarm asks what its cause is."""
+
+    order: OrderId
+    name: Annotated[str, Field(min_length=1, max_length=320)]
+    """Its SwapProposal as ``namespace/name``, for people."""
+    rule: LiveProof
+    """Rule of the policy."""
+
+
+class OverheadOrder(Record):
+    """What a pod is to do about Retuned's own cost."""
+
+    measure: bool = False
+    """Whether this pod measures, for all pods of its environment."""
+    heard: AwareDatetime | None = None
+    """`PodOverhead.at` of the last measurement of this pod that the operator has; None without."""
+    shares: dict[Annotated[str, Field(max_length=71)], Annotated[float, Field(gt=0.0, le=1.0)]] = (
+        Field(default_factory=dict, max_length=16)
+    )
+    """Share of the time in which launches are counted, by digest of the environment; where an
+    environment has none, all launches are counted."""
+
+
 class Orders(Record):
     """The wanted state of a pod: the newest order of each slot."""
 
@@ -353,6 +395,10 @@ class Orders(Record):
     orders: tuple[SwapOrder, ...] = Field(max_length=MAX_SLOTS)
     proofs: tuple[ProofOrder, ...] = Field(default=(), max_length=MAX_PROOFS)
     """Swaps to prove on live traffic. Sent on request."""
+    alarms: tuple[AlarmOrder, ...] = Field(default=(), max_length=MAX_ALARMS)
+    """Swaps that an alarm may try off. Sent on request."""
+    overhead: OverheadOrder | None = None
+    """What to do about Retuned's own cost; None does nothing. Sent on request."""
     traces: dict[OrderId, Traceparent] = Field(default_factory=dict, max_length=MAX_SLOTS)
     """Parent spans of orders, by id, if tracing is on.
 
@@ -409,7 +455,7 @@ def wire_json(report: Record) -> str:
     >>> wire_json(AgentMessage(pod=pod, target="serving/chat"))
     '{"pod":{"namespace":"serving","name":"chat-0","uid":"u-1"},"target":"serving/chat"}'
     """
-    unset = {each for each in _SINCE_2 if not getattr(report, each, None)}
+    unset = {each for each in _SINCE_2 | {"overhead", "trials"} if not getattr(report, each, None)}
     return report.model_dump_json(exclude=unset)
 
 
@@ -429,7 +475,7 @@ def environment_digest(environments: Sequence[ProcessEnvironment]) -> Digest | N
     return found.pop() if len(found) == 1 else None
 
 
-def revision_of(orders: Sequence[SwapOrder | ProofOrder]) -> int:
+def revision_of(orders: Sequence[Record]) -> int:
     """Return a number that identifies a set of orders.
 
     It depends only on the orders, so a restarted operator or another leader computes the same
@@ -444,11 +490,24 @@ def revision_of(orders: Sequence[SwapOrder | ProofOrder]) -> int:
     return 1 + int(digest_of(bodies).removeprefix("sha256:")[:13], 16)
 
 
-def as_orders(orders: Sequence[SwapOrder], proofs: Sequence[ProofOrder] = ()) -> Orders:
-    """Return the message for a set of orders and of swaps to prove."""
+def as_orders(
+    orders: Sequence[SwapOrder],
+    proofs: Sequence[ProofOrder] = (),
+    *,
+    alarms: Sequence[AlarmOrder] = (),
+    overhead: OverheadOrder | None = None,
+) -> Orders:
+    """Return the message for a set of orders and of all that goes with them."""
     ordered = sorted(orders, key=lambda order: (order.definition, order.epoch))
-    revision = revision_of([*ordered, *proofs])
-    return Orders(revision=revision, orders=tuple(ordered), proofs=tuple(proofs))
+    beside = (*proofs, *alarms, *(() if overhead is None else (overhead,)))
+    revision = revision_of([*ordered, *beside])
+    return Orders(
+        revision=revision,
+        orders=tuple(ordered),
+        proofs=tuple(proofs),
+        alarms=tuple(alarms),
+        overhead=overhead,
+    )
 
 
 def skew_s(hello: Hello, *, now: datetime) -> float:

@@ -341,6 +341,10 @@ class SwapProposalStatus(ApiModel):
     """Pods that measure the promoted swap, one for each environment, with their newest day.
 
     The phase is `sentinel` while the pod is asked to measure."""
+    alarm_rule: LiveProof | None = None
+    """Rule under which pods may try the swap off at an alarm. Unset while they may not."""
+    attributions: tuple[LiveProofStatus, ...] = Field(default=(), max_length=16)
+    """The newest trial of each pod whose alarm has tried the swap off."""
     resumed: tuple[Uid, ...] = Field(default=(), max_length=64)
     """Decisions that have ended a pause; each ends one."""
     last_stable_digest: Digest | None = None

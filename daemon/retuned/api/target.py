@@ -16,6 +16,7 @@ from retuned.api.values import (
     Note,
     ObjectMeta,
     ObjectName,
+    Uid,
 )
 from retuned.contract import Digest, Guard
 from retuned.stages.gate.policy import Selector
@@ -145,6 +146,39 @@ class TargetLesson(ApiModel):
     """Time of the verdict."""
 
 
+class OwnOverheadState(ApiModel):
+    """What Retuned itself costs the servers of one environment, as one pod has measured it."""
+
+    environment: str = Field(default="", max_length=71)
+    """Digest of what its servers run on; empty if processes of a server differ."""
+    name: ObjectName
+    """Pod that measures."""
+    uid: Uid
+    """Its uid."""
+    measures: bool = False
+    """Whether it is asked to measure now."""
+    reported: AwareDatetime | None = None
+    """End of its last measurement, by the pod's clock. Unset before."""
+    at: AwareDatetime | None = None
+    """When the last measurement of the environment arrived. Unset before."""
+    outcome: Code = ""
+    """What was found: `within-budget`, `lowered`, `over-budget` or `unknown`; empty before."""
+    share: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Share of the time in which launches are counted."""
+    sentence: Note = ""
+    """What was found, in one sentence."""
+    engine: str = Field(default="", max_length=200)
+    """Name and version of the engine that was measured; empty if unknown."""
+    effect: float | None = None
+    """Logarithm of step time with Retuned's wrappers over that without. Unset without pairs."""
+    low: float | None = None
+    """Lower end of its interval. Unset if it is open."""
+    high: float | None = None
+    """Upper end. Unset if it is open."""
+    pairs: int = Field(default=0, ge=0)
+    """Pairs that count."""
+
+
 class TunableState(ApiModel):
     """A tunable of the servers, and why it gets no experiment."""
 
@@ -185,6 +219,8 @@ class TuningTargetStatus(ApiModel):
     """Tunables of the servers."""
     lessons: tuple[TargetLesson, ...] = Field(default=(), max_length=64)
     """The newest lessons of live proofs in force, oldest first."""
+    own_overhead: tuple[OwnOverheadState, ...] = Field(default=(), max_length=16)
+    """What Retuned itself adds to a step of the servers, by environment."""
     conditions: tuple[Condition, ...] = Field(
         default=(), max_length=16, json_schema_extra={"x-map-key": "type"}
     )

@@ -127,6 +127,17 @@ def print_accounts(found: Sequence[Account], *, price: float | None, keeper: str
     print_fields([*rows, ("method", METHOD)])
 
 
+def chosen_calibrations(
+    found: Sequence[Calibration], *, month: str, kernel: str
+) -> tuple[Calibration, ...]:
+    """Return the proven swaps of a month and of a kernel; empty means all."""
+    return tuple(
+        each
+        for each in found
+        if kernel in ("", each.definition) and month in ("", f"{each.at:%Y-%m}")
+    )
+
+
 def calibration_body(found: Sequence[Calibration]) -> dict[str, Any]:
     """Return proven swaps with their claims as JSON data, with the inputs of each."""
     return {

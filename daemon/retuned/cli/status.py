@@ -19,6 +19,7 @@ from retuned.cli.render import (
     check_kernel,
     check_month,
     chosen,
+    chosen_calibrations,
     print_accounts,
     print_calibration,
 )
@@ -447,11 +448,7 @@ def report(
             known |= {str(each.body.get("definition", "")) for each in at.store.list("proposal")}
             check_kernel(kernel, known)
     if calibration:
-        shown = [
-            each
-            for each in proven
-            if kernel in ("", each.definition) and month in ("", f"{each.at:%Y-%m}")
-        ]
+        shown = chosen_calibrations(proven, month=month, kernel=kernel)
         if json:
             emit_json(calibration_body(shown))
         else:

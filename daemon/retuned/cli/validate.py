@@ -41,7 +41,11 @@ from retuned.lab.resources import LabSettings
 from retuned.lab.toolchain import environment_of, is_timed, toolchain_for
 from retuned.ports import Finding
 from retuned.stages.experiment import Budget, ExperimentPlan
-from retuned.stages.gate.description import explain_policy, live_proof_words
+from retuned.stages.gate.description import (
+    explain_policy,
+    live_proof_words,
+    own_overhead_words,
+)
 from retuned.stages.verdict import Reason, Status, Verdict
 from retuned.store.policy_files import load_policy
 from retuned.strict_yaml import NotPlainYaml, parse, read_text
@@ -357,6 +361,7 @@ def explain(
                 "policy": policy.metadata.name,
                 "fields": [asdict(each) for each in fields],
                 "live_proof": sentences,
+                "own_overhead": own_overhead_words(policy.spec.live_proof),
             }
         )
         return
@@ -366,5 +371,5 @@ def explain(
     )
     stdout().print("")
     stdout().print("Live proof:")
-    for sentence in sentences:
+    for sentence in (*sentences, own_overhead_words(policy.spec.live_proof)):
         stdout().print(safe(f"  {sentence}", limit=1000), soft_wrap=True)

@@ -84,6 +84,12 @@ class ProofFact:
     """Verdict that follows from the pairs of the newest day of its sentinel; None before."""
     day_sentence: str = ""
     """That verdict in one sentence."""
+    trial_epoch: int = 0
+    """Order that it has tried off for an alarm; 0 without one."""
+    trial: ProofReport | None = None
+    """Verdict that follows from the pairs of the newest trial; None without one."""
+    trial_sentence: str = ""
+    """That verdict in one sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +154,9 @@ class RolloutFacts:
     """Live proofs by node agents, as the pods report them; None where the control plane proves."""
     sentinels: tuple[LiveProofStatus, ...] | None = None
     """Sentinels by node agents, as the pods report them; None where the control plane measures."""
+    attributions: tuple[LiveProofStatus, ...] | None = None
+    """Trials of alarms by node agents, as the pods report them; None where the control plane has
+    them."""
     repeated_proof: MeasuredFact = MeasuredFact()
     """Result of pairs of a swap that was kept: of an alarm that tried it off, or of its sentinel.
     """

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from retuned.api.proposal import AnalysisStatus, ProposalPhase, RolloutStatus, SwapProposal
 from retuned.api.target import Quarantined, TargetMode
-from retuned.control import gate_facts, live_proofs, orders, sentinels, waves
+from retuned.control import attributions, gate_facts, live_proofs, orders, sentinels, waves
 from retuned.control.facts import (
     Activate,
     Deactivate,
@@ -65,6 +65,8 @@ def step(resource: SwapProposal, facts: RolloutFacts, *, now: datetime) -> Rollo
         case = case.having(live_proofs=facts.live_proofs)
     if facts.sentinels is not None:
         case = case.having(sentinels=facts.sentinels)
+    if facts.attributions is not None:
+        case = case.having(attributions=facts.attributions)
     if case.phase.is_before_swap:
         case = _before(noted(case))
     elif case.phase.is_under_way or case.phase is _P.PROMOTED:
@@ -76,6 +78,7 @@ def step(resource: SwapProposal, facts: RolloutFacts, *, now: datetime) -> Rollo
     if facts.live_proofs is not None and case.asked is not None and case.asked.chosen is not None:
         rule = case.asked.chosen.policy.spec.live_proof
         case = sentinels.asked(live_proofs.asked(case, rule=rule), rule=rule)
+        case = attributions.asked(case, rule=rule)
     return RolloutStep(status=case.status, actions=_actions(case), look_again_at=_again(case))
 
 

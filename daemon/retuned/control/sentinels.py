@@ -44,20 +44,24 @@ def observed(
     """
     facts = {pod.uid: pod for pod in pods}
     return tuple(
-        each if _withdraws(each) else _observed(each, facts.get(each.uid), now=now)
+        each if withdraws(each) else _observed(each, facts.get(each.uid), now=now)
         for each in resource.status.sentinels
     )
 
 
-def measured(sentinels: Iterable[LiveProofStatus], *, rule: LiveProof | None) -> MeasuredFact:
-    """Return what sentinels mean for a promoted swap: only harm withdraws it.
+def measured(
+    sentinels: Iterable[LiveProofStatus], *, rule: LiveProof | None, cause: str = CAUSE
+) -> MeasuredFact:
+    """Return what measurements of a swap that was kept mean: only harm withdraws it.
 
     Parameters
     ----------
     sentinels
-        As `observed` returns them.
+        As `observed` returns them, or trials of alarms.
     rule
         The policy's rule now; None while it cannot be read.
+    cause
+        What asked for them; reason codes of a rollback begin with it.
     """
     harm = next((each for each in sentinels if each.verdict == Verdict.HARMS), None)
     if harm is None:
@@ -68,7 +72,7 @@ def measured(sentinels: Iterable[LiveProofStatus], *, rule: LiveProof | None) ->
         return MeasuredFact()
     return MeasuredFact(
         consequence=Consequence.REVERT,
-        reason=f"{CAUSE}-{harm.reason}",
+        reason=f"{cause}-{harm.reason}",
         detail=f"{harm.name}: {harm.sentence}",
     )
 
@@ -85,13 +89,7 @@ def asked(case: ProposalStep, *, rule: LiveProof) -> ProposalStep:
     """
     if case.phase is not ProposalPhase.PROMOTED or case.facts.freezes is None:
         return case
-    target = case.facts.target
-    frozen = target is None or any(
-        (each.until is None or case.now < each.until)
-        and each.scope.covers(target=target.full_name, kernel=case.resource.spec.kernel)
-        for each in case.facts.freezes
-    )
-    wanted = rule.mode is not LiveProofMode.OFF and rule.sentinel > 0.0 and not frozen
+    wanted = rule.mode is not LiveProofMode.OFF and rule.sentinel > 0.0 and not is_frozen(case)
     known = {each.environment: each for each in case.status.sentinels}
     able = _able(case)
     found = []
@@ -104,6 +102,20 @@ def asked(case: ProposalStep, *, rule: LiveProof) -> ProposalStep:
         phase = _ASKED if wanted and stays else ""
         found.append(one.model_copy(update={"phase": phase, "rule": rule}))
     return case.having(sentinels=tuple(found)[-16:])
+
+
+def is_frozen(case: ProposalStep) -> bool:
+    """Whether a freeze covers the swap, or may: one that cannot be read, or without a target."""
+    target, freezes = case.facts.target, case.facts.freezes
+    return (
+        target is None
+        or freezes is None
+        or any(
+            (each.until is None or case.now < each.until)
+            and each.scope.covers(target=target.full_name, kernel=case.resource.spec.kernel)
+            for each in freezes
+        )
+    )
 
 
 def all_orders(uid: str, proposals: Sequence[SwapProposal]) -> tuple[ProofOrder, ...]:
@@ -125,7 +137,8 @@ def sentinel_orders(uid: str, proposals: Iterable[SwapProposal]) -> Iterator[Pro
             yield order_of(resource, told, each.rule, sentinel=True)
 
 
-def _withdraws(entry: LiveProofStatus) -> bool:
+def withdraws(entry: LiveProofStatus) -> bool:
+    """Whether a measurement of a swap that was kept rolls it back."""
     return entry.verdict == Verdict.HARMS and entry.rule.mode is LiveProofMode.REQUIRED
 
 

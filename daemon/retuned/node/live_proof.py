@@ -11,7 +11,7 @@ import logging
 import math
 import secrets
 import threading
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -78,6 +78,14 @@ class ProofRecord(Protocol):
 
     def need(self) -> ProofNeed:
         """Return whether the proof is still wanted, several times in each block."""
+        ...
+
+
+class ReportingRecord(ProofRecord, Protocol):
+    """A record whose verdict is asked for."""
+
+    def report(self) -> proof.ProofReport | None:
+        """Return the verdict; None without one."""
         ...
 
 
@@ -229,6 +237,23 @@ def report_in(record: Stored | None) -> proof.ProofReport | None:
     if record is None or record.phase == PROVING:
         return None
     return proof.ProofReport.model_validate(record.body["report"])
+
+
+def claim_of(report: proof.ProofReport, state: Mapping[str, Any]) -> proof.ProofClaim:
+    """Return what a node reports of a proof that has ended.
+
+    Parameters
+    ----------
+    state
+        The last state as JSON.
+    """
+    return proof.ProofClaim(
+        verdict=report.verdict,
+        reason=report.reason,
+        pairs=state["pairs"],
+        pilot_huge=state["pilot_huge"],
+        seconds=report.seconds,
+    )
 
 
 def switch_on(swapper: Swapper, wanted: Set[tuple[str, str | None]]) -> None:

@@ -2,7 +2,7 @@
 
 The runner of live proofs lets Retuned's wrappers leave the server's calls and return, in turns of a
 few steps. Where steps are longer by one per cent or more with them, the runtime counts launches in
-a share of the time only. One machine runs it.
+a share of the time only. One machine and the sidecar run it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from pydantic import ValidationError
+from pydantic import AwareDatetime, ValidationError
 
-from retuned.contract import Digest
+from retuned.contract import Digest, Record
 from retuned.errors import RetunedError
-from retuned.node.live_proof import ProofRunner, Switch, TurnTaker, UnstoredProof
+from retuned.node.live_proof import ProofRunner, Switch, TurnTaker, UnstoredProof, claim_of
 from retuned.ports import Clock, Event, LiveSteps, Store, Telemetry
 from retuned.stages.gate import LiveProof, LiveProofMode
 from retuned.stages.watch import own_overhead, proof
@@ -31,7 +31,9 @@ log = logging.getLogger(__name__)
 OWN_OVERHEAD = "own-overhead"
 """What Retuned costs the server, an `OverheadRecord`: current."""
 SERVER = "server"
-"""Id of the record."""
+"""Id of the records."""
+OVERHEAD_PAIRS = "own-overhead-pairs"
+"""Pairs of that measurement, an `OverheadPairs`, where they are reported: current."""
 _CURRENT = "current"
 
 
@@ -58,6 +60,15 @@ class _Wrappers:
     epoch: int
 
 
+class OverheadPairs(Record):
+    """A measurement as a node reports it."""
+
+    at: AwareDatetime
+    """As `OverheadRecord.at`."""
+    engine: str
+    claim: proof.ProofClaim
+
+
 class OverheadKeeper:
     """Measures what Retuned costs the server, and keeps it below the budget.
 
@@ -67,6 +78,8 @@ class OverheadKeeper:
         The wrappers in the server.
     live
         The server's steps.
+    reports
+        Whether pairs are kept, for somebody who computes the result again.
     """
 
     def __init__(
@@ -77,10 +90,15 @@ class OverheadKeeper:
         store: Store,
         clock: Clock,
         telemetry: Telemetry,
+        reports: bool = False,
     ) -> None:
         self._arm, self._live = arm, live
         self._store, self._clock, self._telemetry = store, clock, telemetry
+        self._reports = reports
         self._began_at: datetime | None = None
+        self._followed: float | None = None
+        """Share that the server was told last by `follow`; None before: an earlier process of this
+        node may have told it another one."""
 
     def keep_up(self, stop: threading.Event, *, wanted: Callable[[], bool]) -> None:
         """Measure if it is time to, and let the server count as the last measurement says.
@@ -94,7 +112,7 @@ class OverheadKeeper:
             second.
         """
         try:
-            if not self._live.unavailable() and self._is_due() and wanted():
+            if self._is_due() and wanted() and not self._live.unavailable():
                 self._measure(stop, wanted)
             last = last_of(self._store)
             if last is None:
@@ -105,9 +123,28 @@ class OverheadKeeper:
         except RetunedError as error:
             log.info("what Retuned costs the server is not known now: %s", error)
 
+    def follow(self, share: float) -> None:
+        """Let the server count as a measurement of another server says, until it has its own.
+
+        Parameters
+        ----------
+        share
+            Share of the time, over 0 to 1.
+        """
+        if last_of(self._store) is not None or share == self._followed == 1.0:
+            return
+        try:
+            self._arm.set_share(share)  # again and again: a server that restarted counts always
+        except RetunedError as error:
+            log.info("the server does not learn in which time it counts: %s", error)
+            return
+        self._followed = share
+
     def _is_due(self) -> bool:
         now = self._clock.now()
         if self._began_at is None:
+            if self._live.unavailable():
+                return False
             self._began_at = now
         return own_overhead.is_due(last_of(self._store), began_at=self._began_at, now=now)
 
@@ -127,22 +164,25 @@ class OverheadKeeper:
         state = kept.state
         if state is None or state.report is None:
             return  # it was cut short: later
+        before = last_of(self._store)
         found = own_overhead.judged(
             state.report,
-            before=last_of(self._store),
+            share_before=before.share if before is not None else self._followed or 1.0,
             at=self._clock.now(),
             engine=self._live.engine()[:200],
         )
-        self._keep(found)
+        self._keep(found, state)
         if found.share >= 1.0:
             self._arm.set_share(1.0)
         (log.info if found.share >= 1.0 else log.warning)("%s", found.sentence)
 
-    def _keep(self, found: OverheadRecord) -> None:
-        body = found.model_dump(mode="json")
+    def _keep(self, found: OverheadRecord, state: proof.ProofState) -> None:
         with self._store.transaction():
-            if not self._store.add(OWN_OVERHEAD, SERVER, body, phase=_CURRENT):
-                self._store.advance(OWN_OVERHEAD, SERVER, expect=_CURRENT, to=_CURRENT, body=body)
+            self._write(OWN_OVERHEAD, found)
+            if self._reports:
+                claim = claim_of(found.report, state.model_dump(mode="json"))
+                pairs = OverheadPairs(at=found.at, engine=found.engine, claim=claim)
+                self._write(OVERHEAD_PAIRS, pairs)
             self._store.record(
                 Event(
                     at=found.at,
@@ -154,6 +194,11 @@ class OverheadKeeper:
                 )
             )
         self._telemetry.count("retuned_own_overhead_measurements_total", outcome=found.outcome)
+
+    def _write(self, kind: str, record: Record) -> None:
+        body = record.model_dump(mode="json")
+        if not self._store.add(kind, SERVER, body, phase=_CURRENT):
+            self._store.advance(kind, SERVER, expect=_CURRENT, to=_CURRENT, body=body)
 
 
 def _rows(report: proof.ProofReport) -> list[Row]:
@@ -173,4 +218,16 @@ def last_of(store: Store) -> OverheadRecord | None:
         return OverheadRecord.model_validate(stored.body)
     except ValidationError as error:
         log.warning("the last measurement of Retuned's cost cannot be read: %s", error)
+        return None
+
+
+def pairs_of(store: Store) -> OverheadPairs | None:
+    """Return the last measurement with its pairs; None without one, or where none are kept."""
+    stored = store.get(OVERHEAD_PAIRS, SERVER)
+    if stored is None:
+        return None
+    try:
+        return OverheadPairs.model_validate(stored.body)
+    except ValidationError as error:
+        log.warning("the pairs of the last measurement cannot be read: %s", error)
         return None

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
-from retuned.node.live_proof import Levels, ProofRecord, ProofRunner
+from retuned.node.live_proof import Levels, ProofRecord, ProofRunner, ReportingRecord
 from retuned.ports import Clock, LiveSteps, Store, Stored, Swapper
 from retuned.stages.gate import LiveProof
 from retuned.stages.swap import SwapOrder
@@ -29,14 +29,6 @@ DAY = "sentinel-day"
 """Kind of the records of a pod's days, by the order's id and the day: proving -> a verdict."""
 CURRENT = "current"
 """Phase of the record of a plan."""
-
-
-class DayRecord(ProofRecord, Protocol):
-    """What is stored of the proof of one day."""
-
-    def report(self) -> proof.ProofReport | None:
-        """Return the verdict of the day; None without one."""
-        ...
 
 
 class SentinelSwap(Protocol):
@@ -56,7 +48,7 @@ class SentinelSwap(Protocol):
         """
         ...
 
-    def day(self, plan: SentinelPlan) -> DayRecord:
+    def day(self, plan: SentinelPlan) -> ReportingRecord:
         """Return the record of the day of a plan."""
         ...
 

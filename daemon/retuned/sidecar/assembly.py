@@ -14,6 +14,7 @@ from retuned.errors import UsageError
 from retuned.node import metrics
 from retuned.node.context import BATCH
 from retuned.node.gpu import find_devices
+from retuned.node.own_overhead import OverheadKeeper
 from retuned.node.service_levels import counts_at
 from retuned.node.watcher import kept_after
 from retuned.node.windows import WindowSettings, numbers_of
@@ -21,6 +22,7 @@ from retuned.ports import Devices
 from retuned.runtime_client.change_orders import ChangeSwapper
 from retuned.runtime_client.kernels import RuntimeKernels
 from retuned.runtime_client.live_steps import ServerSteps
+from retuned.runtime_client.own_overhead import ServerOverhead
 from retuned.runtime_client.tunables import RuntimeTunables
 from retuned.settings import Settings
 from retuned.sidecar.artifacts import Artifacts
@@ -97,6 +99,7 @@ def build(settings: Settings) -> tuple[Sidecar, PrometheusTelemetry]:
         limits=ReadLimits(input_bytes=settings.max_trace_bytes),
     )
     server = PodSocket(settings.sockets, key=believed.shown_to_servers)
+    live_steps = ServerSteps(settings.sockets)
     artifacts = Artifacts(settings.state_dir / "artifacts", operator=operator, believed=believed)
     context = Context(
         pod=pod,
@@ -118,7 +121,15 @@ def build(settings: Settings) -> tuple[Sidecar, PrometheusTelemetry]:
         devices=_devices(),
         kernels=RuntimeKernels(settings.sockets, server=server, most=_MAX_KINDS),
         tunables=RuntimeTunables(settings.sockets),
-        live_steps=ServerSteps(settings.sockets),
+        live_steps=live_steps,
+        own_overhead=OverheadKeeper(
+            ServerOverhead(settings.sockets),
+            live=live_steps,
+            store=store,
+            clock=clock,
+            telemetry=telemetry,
+            reports=True,
+        ),
         service_counts=counts_at(settings.server_metrics_url),
         operator=operator,
         catalog=Catalog(),

@@ -7,9 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from retuned.api.agent import LevelsState, OrderDone, Outcome, PodRef, ProofOrder, TunablePost
+from retuned.api.agent import (
+    AlarmOrder,
+    LevelsState,
+    OrderDone,
+    Outcome,
+    OverheadOrder,
+    PodRef,
+    ProofOrder,
+    TunablePost,
+)
 from retuned.node.context import Recogniser
 from retuned.node.order_context import OrderMemory
+from retuned.node.own_overhead import OverheadKeeper
 from retuned.node.windows import WindowSettings
 from retuned.ports import (
     Clock,
@@ -123,6 +133,10 @@ class SidecarMemory(OrderMemory):
     """Digest of the server's environment; empty if unknown."""
     proofs: tuple[ProofOrder, ...] = ()
     """Swaps that the operator asks to be proven, as its last answer has them."""
+    alarms: tuple[AlarmOrder, ...] = ()
+    """Swaps that an alarm may try off, as that answer has them."""
+    overhead: OverheadOrder | None = None
+    """What to do about Retuned's own cost, as that answer has it; None does nothing."""
     steps_known: bool = False
     """Whether `steps_unavailable` is an answer of the server."""
     steps_unavailable: str = ""
@@ -165,6 +179,8 @@ class Context:
     """Steps of the server, for live proofs; None times none."""
     service_counts: ServiceCounts | None = None
     """What the server counts of its requests, for service levels; None reads none."""
+    own_overhead: OverheadKeeper | None = None
+    """Measures what Retuned costs the server; None does not."""
     spans: Spans = field(default_factory=NoSpans)
     """What is being done, for traces and logs."""
     release: str = ""

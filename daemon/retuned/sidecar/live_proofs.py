@@ -9,13 +9,20 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from typing import Any
+from itertools import islice
 
 from pydantic import ValidationError
 
-from retuned.api.agent import LevelsState, PodProof, ProofOrder, ProofPost
+from retuned.api.agent import (
+    MAX_PROOFS,
+    AlarmOrder,
+    LevelsState,
+    PodProof,
+    ProofOrder,
+    ProofPost,
+)
 from retuned.errors import Refused, TemporaryError
 from retuned.node import live_proof as node_proof
 from retuned.node.live_proof import (
@@ -24,14 +31,17 @@ from retuned.node.live_proof import (
     ProofNeed,
     ProofRunner,
     StoredProof,
+    claim_of,
     report_in,
 )
 from retuned.node.order_store import StoredOrder, latest
 from retuned.node.sentinel import DAY
 from retuned.node.service_levels import lacks_levels, levels_of
 from retuned.ports import Stored
+from retuned.sidecar import own_overhead
 from retuned.sidecar.context import Context
 from retuned.sidecar.reports import is_about_us
+from retuned.sidecar.store import TRIAL
 from retuned.stages.swap import SwapKind, SwapOrder
 from retuned.stages.watch import proof
 from retuned.stages.watch.proof.records import MAX_PAIRS
@@ -83,17 +93,26 @@ def switch_on(ctx: Context) -> None:
         for kept in in_force(ctx)
         if kept.order.id in ctx.standing.named
         and _asked(ctx, kept.order.id) is None
-        and ctx.store.get(LIVE_PROOF, kept.order.id) is not None
+        and _was_switched(ctx, kept.order.id)
         and not _harms(ctx, kept.order.id)
     }
     node_proof.switch_on(ctx.swapper, wanted)
 
 
 def _harms(ctx: Context, order: str) -> bool:
-    """Whether the newest day of a sentinel has shown harm: its rollback comes."""
-    harms = str(proof.Verdict.HARMS)
-    days = ctx.store.ids(DAY, prefix=f"{order}/")
-    return bool(days) and days[-1] in ctx.store.ids(DAY, phase=harms, prefix=f"{order}/")
+    """Whether the newest day of a sentinel, or trial, has shown harm: its rollback comes."""
+    harms, prefix = str(proof.Verdict.HARMS), f"{order}/"
+    return any(
+        ctx.store.ids(kind, phase=harms, prefix=prefix)[-1:] == ids[-1:]
+        for kind in (DAY, TRIAL)
+        if (ids := ctx.store.ids(kind, prefix=prefix))
+    )
+
+
+def _was_switched(ctx: Context, order: str) -> bool:
+    """Whether a proof or a trial may have left a swap off."""
+    proven = ctx.store.get(LIVE_PROOF, order) is not None
+    return proven or bool(ctx.store.ids(TRIAL, prefix=f"{order}/"))
 
 
 def unavailable(ctx: Context) -> tuple[str, bool]:
@@ -144,13 +163,19 @@ def post(ctx: Context) -> None:
         return
     reason, temporary = unavailable(ctx)
     proofs = tuple(filter(None, (_reported(ctx, asked) for asked in ctx.standing.proofs)))
+    days = tuple(_days(ctx, pairs=_pairs(proofs)))
+    trials = tuple(_trials(ctx, pairs=_pairs((*proofs, *days))))
     said = ProofPost(
         pod=ctx.pod,
         target=ctx.target,
         unavailable=reason,
         temporary=temporary,
         levels=levels_seen(ctx),
-        days=tuple(_days(ctx, pairs=_pairs(proofs))),
+        days=days,
+        trials=trials,
+        overhead=own_overhead.reported(
+            ctx, most_pairs=MAX_PAIRS - _pairs((*proofs, *days, *trials))
+        ),
         engine=ctx.live_steps.engine()[:_NAME] if ctx.live_steps is not None else "",
         proofs=proofs,
     )
@@ -188,7 +213,7 @@ class PodProofRecord(StoredProof):
         ctx: Context,
         order: SwapOrder,
         *,
-        asked: Callable[[Context, str], ProofOrder | None],
+        asked: Callable[[Context, str], object | None],
         what: str,
         kind: str,
         id: str,
@@ -240,29 +265,69 @@ def asked_day(ctx: Context, order: str) -> ProofOrder | None:
     return next((e for e in ctx.standing.proofs if e.order == order and e.sentinel), None)
 
 
-def days_of(ctx: Context, order: str) -> Iterator[Stored]:
-    """Yield the days of the sentinel of an order, newest first, each read when it is needed."""
-    for id in reversed(ctx.store.ids(DAY, prefix=f"{order}/")):
-        stored = ctx.store.get(DAY, id)
+def asked_alarm(ctx: Context, order: str) -> AlarmOrder | None:
+    """Return the leave of the operator to try an order off at an alarm; None without it."""
+    return next((each for each in ctx.standing.alarms if each.order == order), None)
+
+
+def days_of(ctx: Context, order: str, *, kind: str = DAY) -> Iterator[Stored]:
+    """Yield the days of the sentinel of an order, newest first, each read when it is needed.
+
+    Parameters
+    ----------
+    kind
+        `DAY`, or `TRIAL` for trials instead.
+    """
+    for id in reversed(ctx.store.ids(kind, prefix=f"{order}/")):
+        stored = ctx.store.get(kind, id)
         if stored is not None:
             yield stored
 
 
 def _days(ctx: Context, *, pairs: int) -> Iterator[PodProof]:
-    """Yield the newest day of each sentinel that has ended, as far as a post has room for pairs.
+    """Yield the newest day of each sentinel that has ended, as far as a post has room for pairs."""
+    asked = [each for each in ctx.standing.proofs if each.sentinel]
+    return _ended(ctx, asked, kind=DAY, pairs=pairs)
 
-    The operator writes it into a status, so that a day without harm is reported for an hour only.
+
+def _trials(ctx: Context, *, pairs: int) -> Iterator[PodProof]:
+    """Yield the newest trial of each swap that has ended, as far as a post has room for pairs."""
+    orders = {kept.order.id: kept.order for kept in in_force(ctx)}
+    asked = [
+        ProofOrder(
+            order=order.id,
+            proposal=order.proposal,
+            definition=order.definition,
+            epoch=order.epoch,
+            rule=each.rule,
+        )
+        for each in ctx.standing.alarms
+        if (order := orders.get(each.order)) is not None
+    ]
+    return islice(_ended(ctx, asked, kind=TRIAL, pairs=pairs), MAX_PROOFS)
+
+
+def _ended(
+    ctx: Context,
+    asked: Iterable[ProofOrder],
+    *,
+    kind: str,
+    pairs: int,
+) -> Iterator[PodProof]:
+    """Yield the newest record of a kind of each order that has a verdict.
+
+    The operator writes it into a status, so that one without harm is reported for an hour only.
     """
     now, harms = ctx.clock.now(), str(proof.Verdict.HARMS)
-    for asked in (each for each in ctx.standing.proofs if each.sentinel):
-        ended = next((e for e in days_of(ctx, asked.order) if e.phase != PROVING), None)
+    for each in asked:
+        ended = next((e for e in days_of(ctx, each.order, kind=kind) if e.phase != PROVING), None)
         if ended is None or (ended.phase != harms and now - ended.updated_at > _REPORTED):
             continue
-        day = _pod_proof(asked, ended)
-        if day is None or pairs + day.pairs > MAX_PAIRS:
+        found = _pod_proof(each, ended)
+        if found is None or pairs + found.pairs > MAX_PAIRS:
             continue
-        pairs += day.pairs
-        yield day
+        pairs += found.pairs
+        yield found
 
 
 def _pairs(proofs: Iterable[PodProof]) -> int:
@@ -280,18 +345,8 @@ def _pod_proof(asked: ProofOrder, record: Stored) -> PodProof | None:
             epoch=asked.epoch,
             phase=state["phase"],
             pairs=len(state["pairs"]) + len(state["pilot"]),
-            claim=_claim(report, state) if report is not None else None,
+            claim=claim_of(report, state) if report is not None else None,
         )
     except (KeyError, ValidationError) as error:  # of another release
         log.warning("the proof of %s is not reported: %s", asked.definition, error)
         return None
-
-
-def _claim(report: proof.ProofReport, state: Mapping[str, Any]) -> proof.ProofClaim:
-    return proof.ProofClaim(
-        verdict=report.verdict,
-        reason=report.reason,
-        pairs=state["pairs"],
-        pilot_huge=state["pilot_huge"],
-        seconds=report.seconds,
-    )

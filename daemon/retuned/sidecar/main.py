@@ -13,10 +13,12 @@ from retuned.node import order_executor, order_intake, watcher, windows
 from retuned.node.loops import attempt, wait_until
 from retuned.node.order_store import wanted_artifacts
 from retuned.sidecar import (
+    attribution,
     devices,
     live_kernels,
     live_proofs,
     metrics,
+    own_overhead,
     reports,
     sentinels,
     tunables,
@@ -47,11 +49,12 @@ class Sidecar:
 
     def observe(self) -> None:
         """Stages 1 to 3: what is running, and has it drifted."""
-        ctx = self.ctx
+        ctx, alarms = self.ctx, attribution.attribution_of(self.ctx)
         parts: tuple[tuple[str, Callable[[], object]], ...] = (
             ("ingest", lambda: windows.ingest(ctx)),
             ("windows", lambda: windows.close_windows(ctx)),
-            ("drift", lambda: windows.judge_windows(ctx)),
+            ("drift", lambda: windows.judge_windows(ctx, holds=alarms.holds)),
+            ("alarms", alarms.send),
             ("lift", lambda: live_kernels.look(ctx)),
             ("tunables", lambda: tunables.look(ctx)),
             ("gpus", lambda: devices.look(ctx)),
@@ -70,10 +73,21 @@ class Sidecar:
             attempt(ctx.telemetry, "carry", self._carry)
 
     def prove(self, stop: threading.Event) -> None:
-        """Prove the swaps that the operator asks for, until their verdicts; measure kept ones."""
+        """Prove the swaps that the operator asks for, until their verdicts; measure kept ones.
+
+        Nothing waits for it but an alarm, for a minute.
+        """
         ctx = self.ctx
+        alarms = attribution.attribution_of(ctx)
+        attempt(ctx.telemetry, "measure", lambda: alarms.try_off(stop))
         attempt(ctx.telemetry, "measure", lambda: live_proofs.prove(ctx, stop))
         attempt(ctx.telemetry, "measure", lambda: sentinels.keep_up(ctx, stop))
+        attempt(ctx.telemetry, "measure", lambda: self._weigh(stop))
+
+    def _weigh(self, stop: threading.Event) -> None:
+        """Measure now and then what Retuned itself costs the server."""
+        timed = not live_proofs.unavailable(self.ctx)[0]
+        own_overhead.keep_up(self.ctx, stop, timed=timed)
 
     def tell(self) -> None:
         """Tell the operator what there is to tell; an error in one part ends all: it is away."""
@@ -107,10 +121,12 @@ class Sidecar:
                 with ctx.lock:
                     order_intake.withdraw(ctx, ())
                 ctx.standing.named, ctx.standing.revision = frozenset(), 0
-                ctx.standing.proofs = ()
+                ctx.standing.proofs = ctx.standing.alarms = ()
+                ctx.standing.overhead = None
             raise
         with ctx.lock:
             ctx.standing.proofs = said.proofs  # first: what is named and not asked is switched on
+            ctx.standing.alarms, ctx.standing.overhead = said.alarms, said.overhead
             something = order_intake.take(ctx, said.orders, traces=said.traces)
             ctx.standing.revision = said.revision
         return something

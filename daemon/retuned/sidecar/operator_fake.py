@@ -13,11 +13,13 @@ from retuned.api.agent import (
     VERSION,
     Ack,
     AgentMessage,
+    AlarmOrder,
     Bundle,
     BundleFile,
     Hello,
     OrderDone,
     Orders,
+    OverheadOrder,
     PodRef,
     ProofOrder,
     Report,
@@ -64,6 +66,8 @@ class FakeOperator:
         """Its clock."""
         self._orders: tuple[SwapOrder, ...] = ()
         self._proofs: tuple[ProofOrder, ...] = ()
+        self._alarms: tuple[AlarmOrder, ...] = ()
+        self._overhead: OverheadOrder | None = None
         self._changed = threading.Condition()
 
     def order(self, *orders: SwapOrder) -> None:
@@ -76,6 +80,18 @@ class FakeOperator:
         """Ask the pod to prove these swaps, and no other."""
         with self._changed:
             self._proofs = proofs
+            self._changed.notify_all()
+
+    def allow_trials(self, *alarms: AlarmOrder) -> None:
+        """Let alarms try these swaps off, and no other."""
+        with self._changed:
+            self._alarms = alarms
+            self._changed.notify_all()
+
+    def ask_overhead(self, order: OverheadOrder | None) -> None:
+        """Tell the pod what to do about Retuned's own cost."""
+        with self._changed:
+            self._overhead = order
             self._changed.notify_all()
 
     def hello(self, hello: Hello) -> Welcome:
@@ -127,7 +143,7 @@ class FakeOperator:
         self.traces.append(traceparent)
 
     def _named(self) -> Orders:
-        return as_orders(self._orders, self._proofs)
+        return as_orders(self._orders, self._proofs, alarms=self._alarms, overhead=self._overhead)
 
     def _take(self, said: AgentMessage) -> None:
         self._answer()

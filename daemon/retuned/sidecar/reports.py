@@ -27,7 +27,7 @@ from retuned.api.agent import (
     skew_s,
 )
 from retuned.errors import Refused, TemporaryError
-from retuned.node import metrics
+from retuned.node import metrics, windows
 from retuned.node.context import DRIFT, WINDOW
 from retuned.node.order_context import ORDER
 from retuned.node.order_store import held_orders, judged
@@ -100,7 +100,8 @@ def queue_reports(ctx: Context) -> int:
         for id in ctx.store.ids(kind):
             if f"{kind} {id}" not in told:
                 stored = ctx.store.get(kind, id)
-                queued += stored is not None and _queue(ctx, stored)
+                if stored is not None and stored.phase != windows.HELD:  # an alarm may wait
+                    queued += _queue(ctx, stored)
     return queued
 
 

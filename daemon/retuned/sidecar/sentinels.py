@@ -69,13 +69,7 @@ class _Swap:
         return _Day(self._ctx, self._order, id=f"{self._order.id}/{sentinel.day_id(plan)}")
 
     def earlier(self) -> proof.ProofState | None:
-        for day in live_proofs.days_of(self._ctx, self._order.id):
-            state = _state(day)
-            if state is not None and state.fit is not None:
-                return state
-        first = self._ctx.store.get(LIVE_PROOF, self._order.id)
-        state = None if first is None or first.phase == PROVING else _state(first)
-        return state if state is not None and state.fit is not None else None
+        return earlier_proof(self._ctx, self._order.id)
 
     def may_begin(self) -> bool:
         return live_proofs.asked_day(self._ctx, self._order.id) is not None
@@ -94,6 +88,17 @@ class _Day(live_proofs.PodProofRecord):
     def report(self) -> proof.ProofReport | None:
         """Return the verdict; None without one."""
         return report_in(self._ctx.store.get(DAY, self._name))
+
+
+def earlier_proof(ctx: Context, order: str) -> proof.ProofState | None:
+    """Return the newest proof of an order with a fit, of its sentinel first; None without one."""
+    for day in live_proofs.days_of(ctx, order):
+        state = _state(day)
+        if state is not None and state.fit is not None:
+            return state
+    first = ctx.store.get(LIVE_PROOF, order)
+    state = None if first is None or first.phase == PROVING else _state(first)
+    return state if state is not None and state.fit is not None else None
 
 
 def _state(stored: Stored) -> proof.ProofState | None:

@@ -9,16 +9,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
+from retuned.node.attribution import ATTRIBUTION
 from retuned.node.context import BATCH, DRIFT, WINDOW
 from retuned.node.live_proof import LIVE_PROOF, PROVING
 from retuned.node.order_context import FAILED, HELD, ORDER, WITHDRAWN
 from retuned.node.sentinel import CURRENT, DAY, SENTINEL
 from retuned.ports import Event
+from retuned.stages.watch.attribution import AttributionOutcome
 from retuned.stages.watch.proof import Verdict
 from retuned.store.sqlite import SqliteStore
 
 log = logging.getLogger(__name__)
 
+TRIAL = "attribution-proof"
+"""Kind of the records of trials, by the order's id and the alarm: proving -> a verdict."""
 TOLD = "told"
 """Kind of the marks of windows and drift reports that have gone into the spool."""
 
@@ -38,6 +42,8 @@ _KEPT: Mapping[tuple[str, str], int] = {
     **{(LIVE_PROOF, str(each)): 4 for each in (PROVING, *Verdict)},
     **{(DAY, str(each)): 16 for each in (PROVING, *Verdict)},
     (SENTINEL, CURRENT): 64,
+    **{(TRIAL, str(each)): 4 for each in (PROVING, *Verdict)},
+    **{(ATTRIBUTION, str(each)): 32 for each in AttributionOutcome},
 }
 """Most records of each kind and phase, the newest; those that are not named are few by nature."""
 _UNJUDGED = 24

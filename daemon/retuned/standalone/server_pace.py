@@ -20,7 +20,7 @@ from retuned.errors import RetunedError
 from retuned.ports import Store
 from retuned.stages.gate import LiveProof, LiveProofMode
 from retuned.stages.proposal import Proposal, Refusal, RefusalReason, ServerKey
-from retuned.stages.watch import proof
+from retuned.stages.watch import own_overhead, proof
 from retuned.standalone.context import Context, RecordKind
 from retuned.standalone.records import BEFORE_SWAP, UNDER_WAY, committed, proposals
 from retuned.standalone.tunable_records import environment_of
@@ -91,7 +91,15 @@ def measure_own_overhead(ctx: Context, stop: threading.Event) -> None:
 def _undisturbed(ctx: Context) -> bool:
     if any(kept.order.artifact is not None for kept in committed(ctx.store).values()):
         return False
-    return not proposals(ctx, UNDER_WAY) and not _proofs_are_off(ctx)
+    return not proposals(ctx, UNDER_WAY) and _may_measure(ctx)
+
+
+def _may_measure(ctx: Context) -> bool:
+    """Whether the policies let the wrappers leave; False while one cannot be read."""
+    try:
+        return own_overhead.is_allowed(ctx.policies(), ctx.labels)
+    except (RetunedError, OSError):
+        return False
 
 
 def _proofs_are_off(ctx: Context) -> bool:

@@ -365,11 +365,13 @@ TRIED: tuple[Metric, ...] = (
         "retuned_own_overhead_measurements_total",
         "Measurements of what Retuned itself adds to a step of the server, by what was found.",
         closed("outcome", words(OverheadOutcome)),
+        by=BESIDE,
     ),
     _VERDICT.table(
         "retuned_own_overhead_ratio",
         "Step time with Retuned's wrappers over that without, by the last measurement.",
         closed("bound", ("low", "effect", "high")),
+        by=BESIDE,
         unit=Unit.RATIO,
         most_rows=4,
     ),
@@ -377,5 +379,6 @@ TRIED: tuple[Metric, ...] = (
         "retuned_alarm_attributions_total",
         "Alarms about kernel times for which swaps were tried off, by what was found.",
         closed("outcome", words(AttributionOutcome)),
+        by=BESIDE,
     ),
 )

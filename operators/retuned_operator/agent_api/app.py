@@ -18,11 +18,13 @@ from retuned.api.agent import (
     MAX_WAIT_S,
     VERSION,
     Ack,
+    AlarmOrder,
     DefinitionPost,
     DriftPost,
     Hello,
     OrderDone,
     Orders,
+    OverheadOrder,
     ProfileReport,
     ProofOrder,
     ProofPost,
@@ -170,7 +172,9 @@ class _Agent:
         # who does not ask for them is of a release that does not know of them; so with proofs
         if request.query_params.get("traces") == "1":
             answer = answer.model_copy(update={"traces": dict(self._traces(pod, answer.orders))})
-        unset = {each for each in ("traces", "proofs") if not getattr(answer, each)}
+        unset = {
+            each for each in ("traces", "proofs", "alarms", "overhead") if not getattr(answer, each)
+        }
         return json_answer(answer.model_dump_json(exclude=unset))
 
     async def artifact(self, request: Request) -> Response:
@@ -242,7 +246,12 @@ class _Agent:
         until = loop.time() + wait_s
         while True:
             with self._hub.listening(pod.target) as future:
-                answer = as_orders(self._of(pod), self._proofs(request, pod))
+                answer = as_orders(
+                    self._of(pod),
+                    self._proofs(request, pod),
+                    alarms=self._alarms(request, pod),
+                    overhead=self._overhead(request, pod),
+                )
                 left_s = until - loop.time()
                 over = left_s <= 0.0 or end.is_set() or self._hub.closing
                 if answer.revision != after or over:
@@ -260,6 +269,14 @@ class _Agent:
     def _proofs(self, request: Request, pod: PodRecord) -> Sequence[ProofOrder]:
         asks = request.query_params.get("proofs") == "1"
         return self._fleet.proofs(pod) if asks else ()
+
+    def _alarms(self, request: Request, pod: PodRecord) -> Sequence[AlarmOrder]:
+        asks = request.query_params.get("alarms") == "1"
+        return self._fleet.alarms(pod) if asks else ()
+
+    def _overhead(self, request: Request, pod: PodRecord) -> OverheadOrder | None:
+        asks = request.query_params.get("overhead") == "1"
+        return self._fleet.overhead(pod) if asks else None
 
     async def _in_thread(self, do: Callable[[], R]) -> R:
         return await to_thread.run_sync(do, limiter=self._threads)

@@ -8,10 +8,12 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from retuned.api.agent import (
+    AlarmOrder,
     DefinitionPost,
     DriftPost,
     Hello,
     OrderDone,
+    OverheadOrder,
     ProfileReport,
     ProofOrder,
     ProofPost,
@@ -103,6 +105,14 @@ class PodDirectory(Protocol):
 
     def proofs(self, pod: PodRecord) -> Sequence[ProofOrder]:
         """Return the swaps that a pod is to prove; as `orders`."""
+        ...
+
+    def alarms(self, pod: PodRecord) -> Sequence[AlarmOrder]:
+        """Return the swaps that a pod may try off at an alarm; as `orders`."""
+        ...
+
+    def overhead(self, pod: PodRecord) -> OverheadOrder | None:
+        """Return what a pod is to do about Retuned's own cost, None for nothing; as `orders`."""
         ...
 
     def artifact(self, digest: Digest) -> Mapping[str, bytes] | None:

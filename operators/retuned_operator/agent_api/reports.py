@@ -159,7 +159,9 @@ def _proof_essence(post: ProofPost) -> object:
     """Return what decisions read of a post of live proofs."""
     proofs = [(each.order, each.phase, each.claim is None) for each in post.proofs]
     days = [(each.order, each.claim) for each in post.days]
-    return post.unavailable, post.temporary, post.levels, post.engine, proofs, days
+    days += [(each.order, each.claim) for each in post.trials]
+    overhead = post.overhead and post.overhead.at
+    return post.unavailable, post.temporary, post.levels, post.engine, proofs, days, overhead
 
 
 def _essence(watch: WatchPost) -> object:
@@ -243,6 +245,12 @@ def proof_of(said: PodReports | None, *, kernel: str, proposal: str) -> PodProof
 def day_of(said: PodReports | None, *, kernel: str, proposal: str) -> PodProof | None:
     """Return what a pod reports of the newest day of a sentinel; None without one."""
     posted = said.proofs.days if said is not None and said.proofs is not None else ()
+    return _newest(posted, kernel=kernel, proposal=proposal)
+
+
+def trial_of(said: PodReports | None, *, kernel: str, proposal: str) -> PodProof | None:
+    """Return what a pod reports of the newest trial of an alarm; None without one."""
+    posted = said.proofs.trials if said is not None and said.proofs is not None else ()
     return _newest(posted, kernel=kernel, proposal=proposal)
 
 

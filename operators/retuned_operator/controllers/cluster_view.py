@@ -11,7 +11,15 @@ from typing import Any
 from retuned.api.agent import environment_digest
 from retuned.api.proposal import LiveProofStatus, PodOrder, PodState, ProposalPhase
 from retuned.contract import Digest
-from retuned.control import MeasuredFact, PodFact, RolloutFacts, gate_facts, sentinels, waves
+from retuned.control import (
+    MeasuredFact,
+    PodFact,
+    RolloutFacts,
+    attributions,
+    gate_facts,
+    sentinels,
+    waves,
+)
 from retuned.control.analysis import Compared
 from retuned.control.facts import PolicyFact
 from retuned.control.live_proofs import measured, observed
@@ -170,6 +178,7 @@ def facts_of(world: ClusterView, rollouts: Rollouts, resource: SwapProposal) -> 
     if rule is not None:
         proofs = observed(resource, pods, rule=rule, now=now)
     days = sentinels.observed(resource, pods, now=now)
+    trials = attributions.observed(resource, pods, now=now)
     return RolloutFacts(
         target=target,
         pods=pods,
@@ -185,7 +194,8 @@ def facts_of(world: ClusterView, rollouts: Rollouts, resource: SwapProposal) -> 
         live_proof=_live_proof(resource, proofs, pods, rule=rule),
         live_proofs=proofs,
         sentinels=days,
-        repeated_proof=_sentinel(resource, days, rule=rule),
+        attributions=trials,
+        repeated_proof=_repeated(resource, days, trials, rule=rule),
         unavailable=unavailable,
         unavailable_detail=why,
     )
@@ -206,12 +216,21 @@ def _live_proof(
     return measured(proofs, resource.status.rollout, pods, rule=rule)
 
 
-def _sentinel(
-    resource: SwapProposal, days: tuple[LiveProofStatus, ...], *, rule: LiveProof | None
+def _repeated(
+    resource: SwapProposal,
+    days: tuple[LiveProofStatus, ...],
+    trials: tuple[LiveProofStatus, ...],
+    *,
+    rule: LiveProof | None,
 ) -> MeasuredFact:
-    """Return what the sentinels of a promoted swap mean."""
+    """Return what trials of alarms mean for a swap, and for a promoted one its sentinels."""
+    if not (resource.status.phase.is_under_way or resource.status.phase is ProposalPhase.PROMOTED):
+        return MeasuredFact()
+    tried = sentinels.measured(trials, rule=rule, cause=attributions.CAUSE)
     promoted = resource.status.phase is ProposalPhase.PROMOTED
-    return sentinels.measured(days, rule=rule) if promoted else MeasuredFact()
+    if tried.consequence is not Consequence.KEEP or not promoted:
+        return tried
+    return sentinels.measured(days, rule=rule)
 
 
 def _unavailable(

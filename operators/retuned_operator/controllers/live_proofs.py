@@ -17,6 +17,7 @@ from retuned.control.facts import PolicyFact, ProofFact
 from retuned.ports import Telemetry
 from retuned.report.live_proof import sentence_of
 from retuned.stages.gate import LiveProof
+from retuned.stages.watch.attribution import trial_settings
 from retuned.stages.watch.proof import (
     ProofReason,
     ProofReport,
@@ -26,7 +27,7 @@ from retuned.stages.watch.proof import (
     replay_day,
     settings_of,
 )
-from retuned_operator.agent_api.reports import PodReports, day_of, proof_of
+from retuned_operator.agent_api.reports import PodReports, day_of, proof_of, trial_of
 from retuned_operator.controllers.ports import Ledger, Reports
 from retuned_operator.schema import TuningTarget
 
@@ -58,9 +59,11 @@ def proof_fact(
     posted = _posted(said, resource)
     entry = _open_entry(resource.status.live_proofs, uid)
     report, sentence = None, ""
-    day = day_of(said, kernel=resource.spec.kernel, proposal=resource.stage_proposal().id)
+    day = _day(said, resource)
     sentinel = next((each for each in resource.status.sentinels if each.uid == uid), None)
     shown, words = (None, "") if day is None or sentinel is None else judged_day(day, sentinel)
+    trial, rule = _trial(said, resource), resource.status.alarm_rule
+    tried, said_of_it = (None, "") if trial is None or rule is None else judged_trial(trial, rule)
     if posted is not None and entry is not None and posted.epoch == entry.epoch:
         report, sentence = judged(posted, entry, now=now)
     return ProofFact(
@@ -74,6 +77,9 @@ def proof_fact(
         day_epoch=day.epoch if day is not None else 0,
         day=shown,
         day_sentence=words,
+        trial_epoch=trial.epoch if trial is not None else 0,
+        trial=tried,
+        trial_sentence=said_of_it,
     )
 
 
@@ -84,6 +90,18 @@ def judged_day(posted: PodProof, entry: LiveProofStatus) -> tuple[ProofReport | 
         return None, ""
     try:
         report = replay_day(claim, day_settings(entry.rule))
+    except ValueError as error:
+        return _contradicted(error)
+    return report, sentence_of(report)
+
+
+def judged_trial(posted: PodProof, rule: LiveProof) -> tuple[ProofReport | None, str]:
+    """Return what follows from a pod's pairs of a trial, with its sentence; None before its end."""
+    claim = posted.claim
+    if claim is None:
+        return None, ""
+    try:
+        report = replay(claim, trial_settings(rule))
     except ValueError as error:
         return _contradicted(error)
     return report, sentence_of(report)
@@ -142,7 +160,7 @@ def with_evidence(
     TemporaryError
         If they cannot be kept now: the verdict is written with them or not at all.
     """
-    status = _with_harmful_days(resource, status, reports=reports, ledger=ledger)
+    status = _with_harm(resource, status, reports=reports, ledger=ledger)
     new = _new_verdicts(resource.status, status)
     digests = {}
     for each in new:
@@ -158,22 +176,23 @@ def with_evidence(
     return status.model_copy(update={"live_proofs": proofs}) if digests else status
 
 
-def _with_harmful_days(
+def _with_harm(
     resource: SwapProposal, status: SwapProposalStatus, *, reports: Reports, ledger: Ledger
 ) -> SwapProposalStatus:
-    """Return a status whose days of harm have their signed pairs in the store."""
-    id, found = resource.stage_proposal().id, []
-    for each in status.sentinels:
-        day = day_of(reports.of(each.uid), kernel=resource.spec.kernel, proposal=id)
-        harms = each.verdict == Verdict.HARMS and each.evidence is None
-        if harms and day is not None and day.epoch == each.epoch:
-            kept = ledger.keep_proof(_document(resource, each, day))
-            found.append(each.model_copy(update={"evidence": kept}))
-        else:
-            found.append(each)
-    entries = tuple(found)
-    same = entries == status.sentinels
-    return status if same else status.model_copy(update={"sentinels": entries})
+    """Return a status whose days and trials of harm have their signed pairs in the store."""
+
+    def kept(entry: LiveProofStatus, posted: PodProof | None) -> LiveProofStatus:
+        harms = entry.verdict == Verdict.HARMS and entry.evidence is None
+        if not harms or posted is None or posted.epoch != entry.epoch:
+            return entry
+        digest = ledger.keep_proof(_document(resource, entry, posted))
+        return entry.model_copy(update={"evidence": digest})
+
+    days = tuple(kept(e, _day(reports.of(e.uid), resource)) for e in status.sentinels)
+    trials = tuple(kept(e, _trial(reports.of(e.uid), resource)) for e in status.attributions)
+    if (days, trials) == (status.sentinels, status.attributions):
+        return status
+    return status.model_copy(update={"sentinels": days, "attributions": trials})
 
 
 def count_verdicts(
@@ -209,6 +228,14 @@ def _document(resource: SwapProposal, entry: LiveProofStatus, posted: PodProof) 
 def _posted(said: PodReports | None, resource: SwapProposal) -> PodProof | None:
     proposal = resource.stage_proposal().id
     return proof_of(said, kernel=resource.spec.kernel, proposal=proposal)
+
+
+def _day(said: PodReports | None, resource: SwapProposal) -> PodProof | None:
+    return day_of(said, kernel=resource.spec.kernel, proposal=resource.stage_proposal().id)
+
+
+def _trial(said: PodReports | None, resource: SwapProposal) -> PodProof | None:
+    return trial_of(said, kernel=resource.spec.kernel, proposal=resource.stage_proposal().id)
 
 
 def _open_entry(entries: Sequence[LiveProofStatus], uid: str) -> LiveProofStatus | None:

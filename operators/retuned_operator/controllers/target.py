@@ -16,6 +16,7 @@ from retuned_operator.controllers.conditions import condition
 from retuned_operator.controllers.job_requests import no_place
 from retuned_operator.controllers.lessons import with_lessons
 from retuned_operator.controllers.objects import ObservedPod
+from retuned_operator.controllers.own_overhead import overhead_events, with_own_overhead
 from retuned_operator.controllers.ports import Tunables
 from retuned_operator.controllers.proposal import NOT_KNOWN_S
 from retuned_operator.controllers.writer import ClusterWriter
@@ -59,14 +60,20 @@ class Targets:
             return None
         if pods is None:
             return NOT_KNOWN_S
-        heard = [self._world.reports.of(pod.uid) for pod in pods]
-        now = self._world.clock.now()
+        status = self._status(target, pods)
+        self._acting.status(TARGETS, target, status)
+        self._acting.say(*overhead_events(target, target.status, status))
+        return again_s(key) if pods else None
+
+    def _status(self, target: TuningTarget, pods: Sequence[ObservedPod]) -> TuningTargetStatus:
+        """Return the status of a target with all that is seen of it now."""
+        world, now = self._world, self._world.clock.now()
+        heard = [world.reports.of(pod.uid) for pod in pods]
         status = observed(target, pods, heard, now=now)
         status = with_place(target, status, no_place(target, self._jobs), now=now)
-        status = with_tunables(status, self._world.tunables, target=key)
-        status = with_lessons(status, self._world, target)
-        self._acting.status(TARGETS, target, status)
-        return again_s(key) if pods else None
+        status = with_tunables(status, world.tunables, target=target.full_name)
+        status = with_lessons(status, world, target)
+        return with_own_overhead(status, world, target, pods, now=now)
 
 
 def again_s(key: str) -> float:

@@ -1,6 +1,7 @@
 """``kubectl retuned report``: GPU-hours spent on experiments against GPU-hours saved.
 
-The operator writes one ConfigMap into each namespace with targets; this reads it.
+The operator writes one ConfigMap into each namespace with targets; this reads it. What
+live proofs showed of claims is in the status of the proposals.
 """
 
 from __future__ import annotations
@@ -11,14 +12,25 @@ from typing import Annotated
 
 import typer
 
-from retuned.cli.render import accounts_body, check_kernel, check_month, chosen, print_accounts
+from retuned.cli.render import (
+    accounts_body,
+    calibration_body,
+    check_kernel,
+    check_month,
+    chosen,
+    chosen_calibrations,
+    print_accounts,
+    print_calibration,
+)
+from retuned.control.calibration import calibrations_of
 from retuned.errors import UnreadableInput
 from retuned.stages.watch import Account
+from retuned.stages.watch.proof import Calibration
 from retuned.text import say
 from retuned_operator.kube.errors import NotFound
-from retuned_operator.kube.resources import CONFIG_MAPS, TARGETS
+from retuned_operator.kube.resources import CONFIG_MAPS, PROPOSALS, TARGETS
 from retuned_operator.kubectl.api_errors import explained
-from retuned_operator.kubectl.cluster_session import ClusterSession
+from retuned_operator.kubectl.cluster_session import ClusterSession, full_name
 from retuned_operator.kubectl.connection import open_desk
 from retuned_operator.kubectl.options import (
     ContextOption,
@@ -30,6 +42,7 @@ from retuned_operator.kubectl.options import (
     print_answer,
 )
 from retuned_operator.manifests.report import REPORT, read_report
+from retuned_operator.schema import SwapProposal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +64,12 @@ class _Read:
 def report(
     month: Annotated[str, typer.Option(help="Only this month, such as 2026-11.")] = "",
     kernel: Annotated[str, typer.Option(help="Only this kernel.")] = "",
+    calibration: Annotated[
+        bool,
+        typer.Option(
+            "--calibration", help="Instead: claims of experiments beside what live proofs showed."
+        ),
+    ] = False,
     namespace: NamespaceOption = "",
     all_namespaces: EverywhereOption = False,
     context: ContextOption = "",
@@ -62,6 +81,9 @@ def report(
     desk = open_desk(
         namespace=namespace, everywhere=all_namespaces, context=context, kubeconfig=kubeconfig
     )
+    if calibration:
+        _calibrate(desk, month=month, kernel=kernel, output=output)
+        return
     read = _look(desk)
     for error in read.unreadable:
         say(f"kubectl retuned: cannot be read: {error}")
@@ -84,6 +106,28 @@ def report(
         },
         names=[f"configmap/{REPORT}" for _ in read.namespaces],
         text=lambda: print_accounts(found, price=None, keeper="operator"),
+    )
+
+
+def _calibrate(desk: ClusterSession, *, month: str, kernel: str, output: OutputFormat) -> None:
+    """Print what experiments claimed beside what live proofs of the cluster showed."""
+    proposals, unreadable = desk.all(PROPOSALS, SwapProposal)
+    faults, proven = [str(error) for error in unreadable], list[Calibration]()
+    for each in proposals:
+        try:
+            proven += calibrations_of(each)
+        except ValueError as error:  # a verdict of another release
+            faults.append(f"SwapProposal {full_name(each)}: {error}")
+    for fault in faults:
+        say(f"kubectl retuned: cannot be read: {fault}")
+    check_kernel(kernel, {each.spec.kernel for each in proposals})
+    proven.sort(key=lambda each: each.at)
+    found = chosen_calibrations(proven, month=month, kernel=kernel)
+    print_answer(
+        output,
+        calibration_body(found) | {"unreadable": faults},
+        names=[f"swapproposal.retuned.dev/{each.proposal}" for each in found],
+        text=lambda: print_calibration(found),
     )
 
 

@@ -128,6 +128,7 @@ def _print(seen: _ClusterObjects, desk: ClusterSession, *, wide: bool) -> None:
         _print_targets(seen.targets, desk, wide=wide)
         _print_tunables(seen.targets)
         _print_lessons(seen.targets)
+        _print_own_overhead(seen.targets)
     for target in seen.targets:
         condition = _condition(target.status.conditions)
         if condition is None or condition.status is not ConditionStatus.TRUE:
@@ -194,6 +195,16 @@ def _print_lessons(targets: Sequence[TuningTarget]) -> None:
                 f"{kernel} --lessons --reason ...` lifts it.",
                 soft_wrap=True,
             )
+
+
+def _print_own_overhead(targets: Sequence[TuningTarget]) -> None:
+    """Print what Retuned itself costs the servers of each environment."""
+    for target in targets:
+        for each in target.status.own_overhead:
+            if each.sentence:
+                pod = f" ({each.name})" if each.reported is not None else ""
+                line = safe(f"{full_name(target)}{pod}: {each.sentence}.", limit=2000)
+                stdout().print(line, soft_wrap=True)
 
 
 def _condition(conditions: Sequence[Condition]) -> Condition | None:

@@ -207,6 +207,8 @@ def _progress(found: SwapProposal) -> list[tuple[str, str]]:
     for each in status.sentinels:
         waits = "waits for the end of its day" if each.phase else "is not asked for"
         rows.append(("sentinel", f"{each.name}: {each.sentence or waits}"))
+    for each in status.attributions:
+        rows.append(("alarm", f"{each.name}: {each.sentence}"))
     newest = status.history[-_PHASES_SHOWN:]
     if newest:
         steps = [f"{step.to} {step.at.isoformat(sep=' ', timespec='minutes')}" for step in newest]

@@ -161,7 +161,11 @@ def _lines(found: SwapProposal) -> Iterator[Line]:
     for look in found.status.analysis.last:
         words = ": ".join(filter(None, (look.reason, look.detail)))
         yield Line(at=look.at, who="retuned", what=f"look {look.outcome}", detail=words)
-    told = {"live-proof": found.status.live_proofs, "sentinel": found.status.sentinels}
+    told = {
+        "live-proof": found.status.live_proofs,
+        "sentinel": found.status.sentinels,
+        "attribution": found.status.attributions,
+    }
     for cause, proofs in told.items():
         for proof in proofs:
             if proof.at is not None:

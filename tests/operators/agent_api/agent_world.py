@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.plane.pki import Authority
 
-from retuned.api.agent import Hello, PodRef, ProofOrder
+from retuned.api.agent import AlarmOrder, Hello, OverheadOrder, PodRef, ProofOrder
 from retuned.clock import FakeClock
 from retuned.contract import Digest, Guard
 from retuned.errors import TemporaryError
@@ -80,6 +80,8 @@ class FakeFleet:
         }
         self.ordered: dict[str, tuple[SwapOrder, ...]] = {}
         self.proven: dict[str, tuple[ProofOrder, ...]] = {}
+        self.tried: dict[str, tuple[AlarmOrder, ...]] = {}
+        self.measured: dict[str, OverheadOrder] = {}
         self.artifacts: dict[Digest, Mapping[str, bytes]] = {}
         self.signs_with = ""
 
@@ -92,6 +94,12 @@ class FakeFleet:
 
     def proofs(self, pod: PodRecord) -> Sequence[ProofOrder]:
         return self.proven.get(pod.uid, ())
+
+    def alarms(self, pod: PodRecord) -> Sequence[AlarmOrder]:
+        return self.tried.get(pod.uid, ())
+
+    def overhead(self, pod: PodRecord) -> OverheadOrder | None:
+        return self.measured.get(pod.uid)
 
     def artifact(self, digest: Digest) -> Mapping[str, bytes] | None:
         return self.artifacts.get(digest)

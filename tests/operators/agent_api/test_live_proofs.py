@@ -12,7 +12,7 @@ import pytest
 from tests.operators.agent_api.agent_world import OTHER, POD, TARGET, AgentWorld, an_order
 from tests.operators.agent_api.test_bounds import code, raw
 
-from retuned.api.agent import PodProof, ProofOrder, ProofPost
+from retuned.api.agent import AlarmOrder, OverheadOrder, PodProof, ProofOrder, ProofPost
 from retuned.errors import Refused
 from retuned.stages.gate import LiveProof, LiveProofMode
 from retuned.stages.watch.proof import (
@@ -77,6 +77,32 @@ def test_a_sidecar_of_an_older_release_is_not_asked(world: AgentWorld, raw: http
     world.fleet.proven[POD.uid] = (ASKED,)
     assert raw.get("/v1/orders?after=0&wait=0&traces=1").json() == plain
     assert "proofs" not in plain
+
+
+def test_a_pod_learns_what_to_do_about_retuneds_cost(world: AgentWorld, raw: httpx.Client) -> None:
+    world.order(ORDER)
+    client = world.client()
+    before = client.orders(after=0, wait_s=0.0)
+    assert before.overhead is None
+    asked = OverheadOrder(measure=True, shares={"sha256:" + "a" * 64: 0.25})
+    world.fleet.measured[POD.uid] = asked
+    after = client.orders(after=before.revision, wait_s=0.0)
+    assert after.overhead == asked
+    assert after.revision != before.revision, "who waits for orders is woken"
+    assert "overhead" not in raw.get("/v1/orders?after=0&wait=0&proofs=1").json()
+
+
+def test_a_pod_learns_what_an_alarm_may_try_off(world: AgentWorld, raw: httpx.Client) -> None:
+    world.order(ORDER)
+    client = world.client()
+    before = client.orders(after=0, wait_s=0.0)
+    assert before.alarms == ()
+    may = AlarmOrder(order=ORDER.id, name="swp-a", rule=ASKED.rule)
+    world.fleet.tried[POD.uid] = (may,)
+    after = client.orders(after=before.revision, wait_s=0.0)
+    assert after.alarms == (may,)
+    assert after.revision != before.revision, "who waits for orders is woken"
+    assert "alarms" not in raw.get("/v1/orders?after=0&wait=0&proofs=1").json()
 
 
 def test_a_report_is_taken_as_it_was_sent(world: AgentWorld) -> None:

@@ -9,6 +9,7 @@ from retuned.api.agent import (
     LevelsState,
     OrderDone,
     Outcome,
+    PodOverhead,
     PodProof,
     PodRef,
     ProofPost,
@@ -104,16 +105,24 @@ def test_a_pod_that_was_silent_or_is_another_one_by_now_is_news() -> None:
     assert hearing.hear(post(slot()), uid="u-1") == 1
 
 
-def test_what_a_pod_reports_of_its_metrics_its_engine_and_its_days_is_news() -> None:
+def test_what_a_pod_reports_of_its_metrics_engine_and_measurements_is_news() -> None:
     hearing = Hearing()
     told = ProofPost(pod=REF, target=TARGET)
+    claim = ProofClaim(verdict=Verdict.HELPS, reason=ProofReason.FASTER, pairs=())
     day = PodProof(
-        order="o", proposal="p", definition="gemm", epoch=3, phase=Phase.DONE, pairs=0,
-        claim=ProofClaim(verdict=Verdict.HELPS, reason=ProofReason.FASTER, pairs=()),
+        order="o", proposal="p", definition="gemm", epoch=3, phase=Phase.DONE, pairs=0, claim=claim
     )  # fmt: skip
     hearing.hear(told)
     assert hearing.hear(told) == 0
-    for update in ({"levels": LevelsState.READ}, {"engine": "vllm 0.33.0"}, {"days": (day,)}):
+    cost = PodOverhead(at=AT, claim=claim)
+    for update in (
+        {"levels": LevelsState.READ},
+        {"engine": "vllm 0.33.0"},
+        {"days": (day,)},
+        {"trials": (day,)},
+        {"overhead": cost},
+        {"overhead": cost.model_copy(update={"at": AT + timedelta(days=1)})},
+    ):
         told = told.model_copy(update=update)
         assert hearing.hear(told) == 1, update
         assert hearing.hear(told) == 0

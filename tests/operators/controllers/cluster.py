@@ -20,9 +20,11 @@ from tests.operators.controllers.server import Faulty, Server, ended
 from tests.operators.controllers.server_pods import WORLD, ServerPod
 from tests.operators.world import GROUPS, POLICY
 
-from retuned.api.agent import ProofOrder
+from retuned.api.agent import AlarmOrder, OverheadOrder, ProofOrder
 from retuned.clock import FakeClock
 from retuned.control import ResultFact
+from retuned.control.attributions import alarm_orders
+from retuned.control.own_overhead import overhead_order
 from retuned.control.sentinels import all_orders
 from retuned.ports import Spans
 from retuned.stages.gate import DecisionKind, StopPolicy
@@ -177,6 +179,7 @@ class Cluster:
                 continue
             server.carry_out(self.orders_of(server))
             server.asked = self.proofs_of(server)
+            server.overhead = self.overhead_of(server)
             self.tell(server)
 
     def orders_of(self, server: ServerPod) -> Sequence[SwapOrder]:
@@ -190,6 +193,16 @@ class Cluster:
     def proofs_of(self, server: ServerPod) -> Sequence[ProofOrder]:
         """Return what the operator asks a pod to prove."""
         return all_orders(server.uid, self.proposals())
+
+    def alarms_of(self, server: ServerPod) -> Sequence[AlarmOrder]:
+        """Return the swaps that a pod may try off."""
+        return alarm_orders(server.uid, self.proposals())
+
+    def overhead_of(self, server: ServerPod) -> OverheadOrder | None:
+        """Return what the operator asks a pod about Retuned's own cost; nothing without target."""
+        if not self.all(TARGETS):
+            return None
+        return overhead_order(server.uid, self.target().status.own_overhead)
 
     def tell(self, server: ServerPod) -> None:
         """Let one sidecar tell how its server stands."""

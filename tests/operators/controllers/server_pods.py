@@ -13,6 +13,8 @@ from retuned.api.agent import (
     BlockedOrder,
     Hello,
     LevelsState,
+    OverheadOrder,
+    PodOverhead,
     PodProof,
     PodRef,
     ProcessEnvironment,
@@ -71,6 +73,11 @@ class ServerPod:
     proves: Callable[[ProofOrder], PodProof | None] = lambda _: None
     """What it reports of a proof."""
 
+    overhead: OverheadOrder | None = None
+    """What the operator asks about Retuned's own cost."""
+    costs: PodOverhead | None = None
+    """What it has measured of that; posted as by a sidecar, while it is asked for and not heard."""
+
     def carry_out(self, orders: Sequence[SwapOrder]) -> None:
         """Do what is ordered and not done yet; without orders there is the original."""
         if self.active is not None and not orders:  # see `retuned.node.order_intake.withdraw`
@@ -108,6 +115,7 @@ class ServerPod:
             levels=self.levels,
             engine=self.engine,
             proofs=tuple(proofs),
+            overhead=self._unheard(),
         )
         return (
             Hello(pod=ref, target=target, version=1, release="1", at=at, environments=(SERVER,)),
@@ -120,6 +128,12 @@ class ServerPod:
                 held=(self.held,) if self.held is not None else (),
             ),
         )
+
+    def _unheard(self) -> PodOverhead | None:
+        asked, last = self.overhead, self.costs
+        if asked is None or not asked.measure or last is None or last.at == asked.heard:
+            return None
+        return last
 
 
 def held(order: SwapOrder, server: ServerPod) -> BlockedOrder | None:

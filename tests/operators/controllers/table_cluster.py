@@ -76,7 +76,12 @@ class Agent:
 
     def orders(self, *, after: int, wait_s: float) -> Orders:
         server = self.cluster.servers[self.pod.uid]
-        return as_orders(self.cluster.orders_of(server), self.cluster.proofs_of(server))
+        return as_orders(
+            self.cluster.orders_of(server),
+            self.cluster.proofs_of(server),
+            alarms=self.cluster.alarms_of(server),
+            overhead=self.cluster.overhead_of(server),
+        )
 
     def done(self, said: OrderDone, *, traceparent: str = "") -> None:
         self._take(said)

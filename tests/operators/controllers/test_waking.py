@@ -112,6 +112,10 @@ WAKES: dict[tuple[str, Resource], dict[str, set[str]] | None] = {
     ("tuningfreezes", FREEZES): ITSELF,
     ("targets", TARGETS): ITSELF,
     ("targets", PODS): {"serving/chat-0": {"serving/chat"}},
+    ("targets", POLICIES): {
+        "serving/prod": THESE_TARGETS,
+        "serving-2/prod": {"serving-2/chat"},
+    },
     ("experiments", EXPERIMENTS): ITSELF,
     ("experiments", JOBS): {"serving/search": {"serving/exp-chat"}},
     ("experiments", PODS): {"serving/search-x": {"serving/exp-chat"}},

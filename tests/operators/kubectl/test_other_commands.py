@@ -78,6 +78,17 @@ LESSON = {
 }
 
 
+def test_status_shows_what_retuned_itself_costs(cluster: Cluster, run: Run) -> None:
+    sentence = "Retuned adds 0.12 % (0.02 to 0.21 %) to a step"
+    found = {"name": "chat-0", "uid": "u-0", "reported": "2026-03-02T10:00:00Z"}
+    cluster.target(ownOverhead=[found | {"sentence": sentence}, {"name": "chat-1", "uid": "u-1"}])
+    text = run("status")
+    assert f"serving/chat (chat-0): {sentence}." in text
+    assert "(chat-1)" not in text, "nothing is known of it yet"
+    body = run("status", "-o", "json")
+    assert body["targets"][0]["status"]["ownOverhead"][0]["sentence"] == sentence
+
+
 def lifted(cluster: Cluster) -> list[dict[str, Any]]:
     (body,) = cluster.fake.api().list(TARGETS).items
     found: list[dict[str, Any]] = body["spec"].get("liftedLessons", [])

@@ -146,3 +146,87 @@ def test_what_finds_no_room_is_counted_and_it_is_the_oldest(
     assert found == tuple(many[: len(found)])
     monkeypatch.setattr(report, "MAX_BYTES", 10)
     assert read_report(report_map("serving", many), namespace="serving") == ((), len(many))
+
+
+CLAIM = {"lower": 1.8, "point": 2.0, "upper": 2.2, "confidence": 0.99}
+A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
+
+
+def a_proof(environment: str = A, **changes: Any) -> dict[str, Any]:
+    return {
+        "name": "chat-0",
+        "uid": "u-0",
+        "epoch": 2,
+        "environment": environment,
+        "wave": 0,
+        "swapped": 1,
+        "since": "2026-11-27T09:00:00Z",
+        "rule": {"mode": "required"},
+        "phase": "done",
+        "verdict": "helps",
+        "reason": "faster",
+        "at": "2026-11-27T09:05:00Z",
+        "effect": -0.02,
+        "low": -0.03,
+        "high": -0.01,
+        "pairs": 24,
+    } | changes
+
+
+def proposed(cluster: Cluster, name: str, *proofs: dict[str, Any]) -> None:
+    cluster.proposal(
+        None,
+        name=name,
+        phase="Promoted",
+        status={"liveProofs": list(proofs)},
+        share=0.2,
+        speedup=CLAIM,
+    )
+
+
+def test_claims_are_shown_beside_what_live_proofs_of_the_cluster_showed(
+    cluster: Cluster, run: Run
+) -> None:
+    assert "No swap was proven on live traffic yet." in run("report", "--calibration", who="eve")
+    proposed(cluster, "swp-a", a_proof())
+    text = " ".join(run("report", "--calibration", who="eve").split())
+    for part in ("2026-11-27", "rmsnorm_h512", "helps", "-10.0 %", "unknown",
+                 "-2.0 % (-3.0 to -1.0)", "0.20", "differs", "1 of 1",
+                 "0.20 of the claim was measured"):  # fmt: skip
+        assert part in text
+    body = run("report", "--calibration", "-o", "json")
+    (row,) = body["swaps"]
+    assert (row["proposal"], row["differs"], row["predicted"]) == ("swp-a", True, None)
+    assert (row["share"], row["speedup"]["point"], row["pairs"]) == (0.2, 2.0, 24)
+    assert run("report", "--calibration", "-o", "name") == "swapproposal.retuned.dev/swp-a\n"
+
+
+def test_the_newest_proof_of_each_environment_counts(cluster: Cluster, run: Run) -> None:
+    proofs = (
+        a_proof(),
+        a_proof(effect=-0.05, low=-0.06, high=-0.04, wave=1, at="2026-11-27T10:05:00Z"),
+        a_proof(B, effect=-0.09, low=-0.12, high=-0.08),
+        a_proof(wave=2, verdict="too-little-traffic", reason="few-steps", effect=None),
+        a_proof(wave=3, verdict="", reason="", at=None, effect=None),
+    )
+    proposed(cluster, "swp-b", *({k: v for k, v in p.items() if v is not None} for p in proofs))
+    body = run("report", "--calibration", "-o", "json")
+    assert [each["live"]["effect"] for each in body["swaps"]] == [-0.09, -0.05]
+    assert [each["differs"] for each in body["swaps"]] == [False, True]
+    assert 0.4 < body["median_ratio"] < 0.9
+
+
+def test_a_month_and_a_kernel_are_chosen_of_claims_too(cluster: Cluster, run: Run) -> None:
+    proposed(cluster, "swp-a", a_proof())
+    words = ("report", "--calibration", "-o", "json")
+    assert run(*words, "--month", "2026-10")["swaps"] == []
+    assert len(run(*words, "--month", "2026-11", "--kernel", "rmsnorm_h512")["swaps"]) == 1
+    assert "there are rmsnorm_h512" in run(*words[:2], "--kernel", "rmsnorm", code=2)
+
+
+def test_a_verdict_of_another_release_hides_no_other(cluster: Cluster, run: Run) -> None:
+    proposed(cluster, "swp-a", a_proof())
+    proposed(cluster, "swp-b", a_proof(reason="solar-wind"))
+    body = run("report", "--calibration", "-o", "json")
+    assert [each["proposal"] for each in body["swaps"]] == ["swp-a"]
+    assert "swp-b" in body["unreadable"][0]

@@ -90,10 +90,13 @@ def test_a_promoted_swap_shows_its_sentinel(cluster: Cluster, run: Run) -> None:
         {"name": "chat-1", "uid": "u1"} | asked | {"phase": "sentinel"},
         {"name": "chat-2", "uid": "u2"} | asked,
     ]
-    cluster.proposal(cluster.policy(), phase="Promoted", status={"sentinels": days})
+    trial = days[0] | {"verdict": "harms", "sentence": "harms (slower): as an alarm showed"}
+    told = {"sentinels": days, "attributions": [trial]}
+    cluster.proposal(cluster.policy(), phase="Promoted", status=told)
     shown = " ".join(run("show", NAME).split())
     assert f"sentinel chat-0: {sentence}" in shown
     assert "chat-1: waits for the end of its day" in shown
+    assert "alarm chat-0: harms (slower): as an alarm showed" in shown
     assert "chat-2: is not asked for" in shown
 
 

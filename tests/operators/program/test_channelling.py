@@ -218,14 +218,16 @@ def test_a_proposal_is_told_once_settled_and_told_to_run_with_links_and_commands
     assert "critical" not in site.ear.took[-1].raw.decode()
 
 
-def test_a_promoted_swap_that_a_sentinel_takes_back_pages(site: Site) -> None:
+@pytest.mark.parametrize("reason", ["sentinel-slower", "attribution-slower"])
+def test_a_kept_swap_that_a_measurement_takes_back_pages(site: Site, reason: str) -> None:
     site.cluster.proposal(None, phase="Promoted")
     channels, _ = site.begun()
     look(channels)
-    site.move("RollingBack", reason="sentinel-slower")
-    site.move("RolledBack", reason="sentinel-slower")
+    site.move("RollingBack", reason=reason)
+    site.move("RolledBack", reason=reason)
     look(channels)
-    told = [each.raw for each in site.ear.took if b"Rolled back (sentinel-slower" in each.raw]
+    words = f"Rolled back ({reason}".encode()
+    told = [each.raw for each in site.ear.took if words in each.raw]
     assert any(b"critical" in each for each in told)
 
 

@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.stages.watch_proof.blocks import SHORT, Run, slower
 
+from retuned.stages.watch.own_overhead import SETTINGS as COST
 from retuned.stages.watch.proof import (
     DAY_S,
+    Arm,
     Interrupted,
     PairKind,
     PairResult,
@@ -297,3 +299,14 @@ def test_a_day_without_the_sham_pairs_of_a_proof_is_refused() -> None:
     few = tuple(pair for pair in state.pairs if not pair.sham)
     with pytest.raises(ValueError, match="0 sham pairs"):
         replay_day(claim_of(state, pairs=few), rule)
+
+
+def test_pairs_of_turns_are_shorter_than_blocks_and_may_be_more() -> None:
+    cut = tuple(
+        PairResult(number=n, kind=PairKind.SHAM, first=Arm.ON, void=VoidReason.ABANDONED)
+        for n in range(900)
+    )
+    claim = ProofClaim(verdict=Verdict.NOT_CONCLUDED, reason=ProofReason.INTERRUPTED, pairs=cut)
+    assert replay(claim, COST).reason is ProofReason.INTERRUPTED
+    with pytest.raises(ValueError, match="more than its time allows"):
+        replay(claim, COST.model_copy(update={"turn_steps": 0}))

@@ -21,6 +21,7 @@ from retuned.stages.gate.limits import (
     LiveProof,
     LiveProofMode,
     NotSwitchable,
+    OwnOverhead,
     Rollout,
     ServiceLevels,
     Unproven,
@@ -50,7 +51,13 @@ from retuned.stages.gate.records import (
     SwapDecision,
     TuningFreeze,
 )
-from retuned.stages.gate.select import GPU_MODEL_LABEL, PolicyChoice, policy_for, select_policy
+from retuned.stages.gate.select import (
+    GPU_MODEL_LABEL,
+    PolicyChoice,
+    policy_for,
+    select_policy,
+    selects_server,
+)
 from retuned.stages.gate.windows import (
     Overrun,
     ProofWindow,
@@ -88,6 +95,7 @@ __all__ = [
     "Mode",
     "NotSwitchable",
     "Overrun",
+    "OwnOverhead",
     "PolicyChoice",
     "PolicyLimits",
     "PolicySpec",
@@ -112,6 +120,7 @@ __all__ = [
     "person",
     "policy_for",
     "select_policy",
+    "selects_server",
     "under",
     "utc_minute",
     "windows_of",

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from retuned.stages.gate.limits import LiveProof, LiveProofMode, NotSwitchable, Unproven
+from retuned.stages.gate.limits import (
+    LiveProof,
+    LiveProofMode,
+    NotSwitchable,
+    OwnOverhead,
+    Unproven,
+)
 from retuned.stages.gate.policy import KernelTuningPolicy
 from retuned.stages.gate.records import GateDecision
 from retuned.stages.gate.values import PolicyModel
@@ -113,6 +119,22 @@ def live_proof_words(rule: LiveProof) -> tuple[str, ...]:
         f"no-measurable-effect: it {no_effect}.",
         f"too-little-traffic: it {little}.",
         "not-concluded: it rolls back without blame.",
+    )
+
+
+def own_overhead_words(rule: LiveProof) -> str:
+    """Return what a policy says about measurements of Retuned's own cost, as one sentence.
+
+    Examples
+    --------
+    >>> own_overhead_words(LiveProof(own_overhead=OwnOverhead.OFF))
+    'What Retuned itself adds to a step is not measured.'
+    """
+    if rule.own_overhead is OwnOverhead.OFF or rule.mode is LiveProofMode.OFF:
+        return "What Retuned itself adds to a step is not measured."
+    return (
+        "What Retuned itself adds to a step is measured once a day while no swap is in force; "
+        "above 1 % launches are counted in a share of the time."
     )
 
 

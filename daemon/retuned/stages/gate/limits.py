@@ -115,6 +115,15 @@ class NotSwitchable(StrEnum):
     """The swap is kept without a measurement."""
 
 
+class OwnOverhead(StrEnum):
+    """Whether Retuned measures what it adds to a step of the server."""
+
+    MEASURED = "measured"
+    """It is measured once a day, and launches are counted less often where it is too much."""
+    OFF = "off"
+    """It is not measured."""
+
+
 class ServiceLevels(PolicyModel):
     """Bounds of what users see while a swap is proven; a breach switches it off.
 
@@ -163,6 +172,12 @@ class LiveProof(PolicyModel):
 
     One pair of blocks of 10 s runs at a random moment of each period. In a cluster one pod of each
     environment is measured."""
+    own_overhead: Annotated[
+        OwnOverhead, BeforeValidator(lambda value: "off" if value is False else value)
+    ] = OwnOverhead.MEASURED
+    """Whether the cost of Retuned's own wrappers is measured; they leave the server meanwhile.
+
+    It concerns the whole server: `off` in one policy that selects it is enough."""
     slo: ServiceLevels = ServiceLevels()
     """Service levels that the server must meet while a swap is measured."""
     windows: tuple[ProofWindow, ...] = Field(default=(), max_length=64)

@@ -64,11 +64,17 @@ def policy_for(
     return PolicyChoice(policy=matching[0], matching=names)
 
 
+def selects_server(policy: KernelTuningPolicy, labels: Mapping[str, str]) -> bool:
+    """Whether a policy applies to servers with these labels, for some kernel."""
+    spec = policy.spec
+    labelled = all(labels.get(key) == value for key, value in spec.selector.match_labels.items())
+    return labelled and (not spec.gpu_models or labels.get(GPU_MODEL_LABEL) in spec.gpu_models)
+
+
 def _matches(policy: KernelTuningPolicy, kernel: str, labels: Mapping[str, str]) -> bool:
     spec = policy.spec
     return (
-        all(labels.get(key) == value for key, value in spec.selector.match_labels.items())
+        selects_server(policy, labels)
         and any(fnmatchcase(kernel, glob) for glob in spec.kernels.include)
         and not any(fnmatchcase(kernel, glob) for glob in spec.kernels.exclude)
-        and (not spec.gpu_models or labels.get(GPU_MODEL_LABEL) in spec.gpu_models)
     )

@@ -20,7 +20,14 @@ from enum import StrEnum
 from pydantic import Field
 
 from retuned.contract import Digest, Name, Record
-from retuned.stages.watch.proof import ProofReport, Verdict, percent_of
+from retuned.stages.gate import LiveProof
+from retuned.stages.watch.proof import (
+    ProofReport,
+    ProofSettings,
+    Verdict,
+    percent_of,
+    settings_of,
+)
 
 HOLD_S = 60.0
 """Longest time that an alarm waits for its attribution, seconds."""
@@ -28,6 +35,7 @@ TRY_S = 600.0
 """Longest time of an attribution, seconds; the alarm is sent long before."""
 RECENT_S = 24 * 3600.0
 """A swap that is younger may be the cause of an alarm about any kernel, seconds."""
+_PILOT_PAIRS = 10
 
 
 class Suspect(Record):
@@ -142,6 +150,25 @@ def suspects(
     return tuple(each for part in newest for each in part)
 
 
+def trial_settings(rule: LiveProof, *, left_s: float = TRY_S) -> ProofSettings:
+    """Return the settings of the pairs of one suspect: short ones, and a short pilot.
+
+    Parameters
+    ----------
+    rule
+        The policy's rule.
+    left_s
+        Time that is left for the attribution, seconds.
+    """
+    return settings_of(rule).model_copy(
+        update={
+            "long_blocks": 0,
+            "pilot_pairs": _PILOT_PAIRS,
+            "max_duration_s": max(left_s, HOLD_S),
+        }
+    )
+
+
 def must_send(state: AttributionState, *, now_s: float) -> bool:
     """Return whether the alarm must be sent now: it has its answer, or it waited long enough."""
     return state.outcome is not AttributionOutcome.TRYING or now_s - state.began_s >= HOLD_S
@@ -152,8 +179,13 @@ def is_too_late(state: AttributionState, *, now_s: float) -> bool:
     return now_s - state.began_s >= TRY_S
 
 
-def finding(state: AttributionState) -> str:
+def finding(state: AttributionState, *, command: str = "") -> str:
     """Return what the alarm says of the swaps, as a part of its sentence.
+
+    Parameters
+    ----------
+    command
+        Rolls the swap back that is the cause; only read where a person has to.
 
     Examples
     --------
@@ -169,7 +201,8 @@ driver and neighbours'
     """
     match state.outcome:
         case AttributionOutcome.SWAP:
-            return _blamed(next(result for result in state.results if result.is_cause))
+            cause = next(result for result in state.results if result.is_cause)
+            return _blamed(cause, command=command)
         case AttributionOutcome.TRYING:
             names = _names([e.definition for e in state.suspects[len(state.results) :]])
             return f"whether {names} the cause is being measured"
@@ -189,13 +222,9 @@ driver and neighbours'
             )
 
 
-def _blamed(result: SuspectResult) -> str:
+def _blamed(result: SuspectResult, *, command: str) -> str:
     assert result.report is not None, "pairs showed it"
-    then = (
-        "it rolls back"
-        if result.withdraws
-        else f"roll it back with `retuned rollback {result.suspect.proposal}`"
-    )
+    then = "it rolls back" if result.withdraws else f"roll it back with `{command}`"
     return f"the swap of {result.suspect.definition} is the cause: {_effect(result)}; {then}"
 
 

@@ -8,12 +8,20 @@ share of the time only, so that what is left of the cost is below the budget.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from enum import StrEnum
 
 from pydantic import AwareDatetime, Field
 
 from retuned.contract import Record
+from retuned.stages.gate import (
+    KernelTuningPolicy,
+    LiveProof,
+    LiveProofMode,
+    OwnOverhead,
+    selects_server,
+)
 from retuned.stages.watch.proof import ProofReport, ProofSettings, Verdict
 
 BUDGET = 0.01
@@ -75,7 +83,7 @@ class OverheadRecord(Record):
 
 
 def judged(
-    report: ProofReport, *, before: OverheadRecord | None, at: AwareDatetime, engine: str = ""
+    report: ProofReport, *, share_before: float, at: AwareDatetime, engine: str = ""
 ) -> OverheadRecord:
     """Return what follows from a measurement.
 
@@ -83,8 +91,8 @@ def judged(
     ----------
     report
         Effect of the wrappers on the time of a step; positive is longer.
-    before
-        The last measurement; an unknown cost changes no share.
+    share_before
+        Share of the last measurement, 1 without one; an unknown cost does not change it.
     """
     share = share_for(report)
     fits = share * _most(report) < BUDGET
@@ -95,7 +103,7 @@ def judged(
     elif report.high is not None and fits and share >= _LEAST_UNPROVEN:
         outcome = OverheadOutcome.LOWERED  # it may be too much, and so it cannot be
     else:
-        outcome, share = OverheadOutcome.UNKNOWN, before.share if before is not None else 1.0
+        outcome, share = OverheadOutcome.UNKNOWN, share_before
     return OverheadRecord(at=at, engine=engine, outcome=outcome, share=share, report=report)
 
 
@@ -127,6 +135,24 @@ def is_due(last: OverheadRecord | None, *, began_at: AwareDatetime, now: AwareDa
     if last is None:
         return True
     return now - last.at >= (AGAIN if last.outcome is OverheadOutcome.UNKNOWN else EVERY)
+
+
+def is_allowed(policies: Iterable[KernelTuningPolicy], labels: Mapping[str, str]) -> bool:
+    """Whether the policies of a server let its wrappers leave for a measurement.
+
+    One that selects it and says `ownOverhead: off` is enough to forbid it; so is `mode: off` in all
+    of them. Without a policy the defaults hold.
+
+    Parameters
+    ----------
+    labels
+        Labels of the server, as in `policy_for`.
+    """
+    mine = [each.spec.live_proof for each in policies if selects_server(each, labels)]
+    rules = mine or [LiveProof()]
+    if any(rule.own_overhead is OwnOverhead.OFF for rule in rules):
+        return False
+    return any(rule.mode is not LiveProofMode.OFF for rule in rules)
 
 
 def _words(report: ProofReport) -> str:

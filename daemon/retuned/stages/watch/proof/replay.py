@@ -36,6 +36,8 @@ _JUDGES = {
     Phase.LONG: judge_long,
     Phase.SENTINEL: judge_sentinel,
 }
+_SHORTEST_TURNS_S = 0.25
+"""A node looks so often whether the turns of a pair are over, seconds."""
 _SPARE_PAIRS = 200
 """Pairs that restarts may have cut short."""
 
@@ -111,7 +113,8 @@ def _check(claim: ProofClaim, settings: ProofSettings) -> None:
     numbers = [pair.number for pair in claim.pairs]
     if numbers != sorted(set(numbers)):
         raise ValueError("its pairs are not in order")
-    most = settings.max_duration_s / (2.0 * settings.block_s) + _SPARE_PAIRS
+    pair_s = _SHORTEST_TURNS_S if settings.turn_steps else 2.0 * settings.block_s
+    most = settings.max_duration_s / pair_s + _SPARE_PAIRS
     most += settings.long_within_s / (2.0 * settings.long_block_s)
     if len(numbers) > most:
         raise ValueError(f"it has {len(numbers)} pairs, more than its time allows")
