@@ -74,6 +74,7 @@ WORKDIR /build/source
 COPY LICENSE README.md pyproject.toml ./
 COPY daemon daemon
 COPY operators operators
+COPY policies/laptop-demo.yaml policies/
 RUN /build/venv/bin/python -m hatchling build --target wheel --directory /build/wheels \
     && /build/venv/bin/pip --python /opt/retuned/venv/bin/python install --quiet --no-deps --no-index /build/wheels/*.whl \
     && mkdir -p /delivery/retuned /child \

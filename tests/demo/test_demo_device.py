@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import tomllib
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,7 @@ from retuned.errors import MissingDependency
 
 torch = pytest.importorskip("torch")
 
+ROOT = Path(__file__).parents[2]
 ARGUMENTS = ["--socket-dir", "s", "--cache-dir", "c"]
 
 
@@ -68,3 +71,11 @@ def test_a_cost_of_swapped_launches_that_is_none_is_refused(
     with pytest.raises(SystemExit):
         server.parse([*ARGUMENTS, "--swapped-cost", cost])
     assert "--swapped-cost is 1 to 100" in capsys.readouterr().err
+
+
+def test_a_wheel_has_the_policy_of_the_demo() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    (place,) = (target for source, target in included.items() if ROOT / source == demo._SOURCE)
+    assert ROOT / "daemon" / place == demo._PACKAGED
+    assert demo._SOURCE.is_file()

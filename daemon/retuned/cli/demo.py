@@ -29,7 +29,10 @@ from retuned.stages.gate import DecisionKind, SwapDecision
 from retuned.store.approvals import Approvals, local_identity
 from retuned.store.sqlite import DATABASE, SqliteStore
 
-_POLICY = Path(__file__).resolve().parents[3] / "policies" / "laptop-demo.yaml"
+_SOURCE = Path(__file__).resolve().parents[3] / "policies" / "laptop-demo.yaml"
+_PACKAGED = Path(__file__).resolve().parents[1] / "demo" / "data" / "laptop-demo.yaml"
+"""What a wheel has instead of the file of a clone."""
+_POLICY = _SOURCE if _SOURCE.is_file() else _PACKAGED
 _HTML = Path("retuned-demo-report.html")
 
 
