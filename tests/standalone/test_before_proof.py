@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +22,7 @@ from retuned.standalone import lessons, proposals, server_pace
 from retuned.standalone.context import RecordKind
 from retuned.standalone.daemon import Loop
 from retuned.standalone.proposals import DEFERRED
-from retuned.store.lessons import kept
+from retuned.store.lessons import HOLDS, kept
 
 __all__ = ["live"]
 
@@ -105,6 +106,28 @@ def test_a_claim_that_did_not_hold_is_not_proposed_again(
     world.clock.advance(3600.0)
     proposals.propose(world.loop.ctx)
     assert reasons(world.loop.ctx, experiment) == ["live-lesson"], "it is said once"
+
+
+@pytest.mark.parametrize("altered", ["record", "signature", "no signed form"])
+def test_a_lesson_that_nobody_signed_refuses_nothing(
+    world: World, live: Live, altered: str
+) -> None:
+    experiment = taught(world, live, effect=0.0)
+    (stored,) = world.store.list(RecordKind.LESSON)
+    body = dict(stored.body)
+    if altered == "record":
+        body["lesson"] = {**body["lesson"], "claimed_saving": 0.99}
+    else:
+        envelope = json.loads(world.store.get_blob(body["evidence"]))
+        envelope["signature"] = "00" * 64
+        body["evidence"] = world.store.put_blob(json.dumps(envelope).encode())
+    if altered == "no signed form":
+        body["evidence"] = "sha256:" + "0" * 64
+    assert world.store.advance(RecordKind.LESSON, stored.id, expect=HOLDS, to=HOLDS, body=body)
+    assert len(kept(world.store)) == 1
+    assert kept(world.store, verifier=world.notary) == []
+    proposals.propose(world.loop.ctx)
+    assert reasons(world.loop.ctx, experiment) == []
 
 
 def test_a_person_lifts_a_lesson_with_a_reason(world: World, live: Live) -> None:

@@ -108,7 +108,7 @@ def against_the_server(ctx: Context, plan: ExperimentPlan) -> Refusal | None:
         saving=proposal_stage.saving_of(verdict, share=share),
         key=server_pace.key_of(ctx, plan.definition),
     )
-    learned = proposal_stage.lesson_against(kept(ctx.store), claim)
+    learned = proposal_stage.lesson_against(kept(ctx.store, verifier=ctx.notary), claim)
     return learned or server_pace.refusal(
         ctx,
         plan.definition,

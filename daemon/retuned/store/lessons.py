@@ -10,9 +10,11 @@ import logging
 from pydantic import ValidationError
 
 from retuned.contract import Digest
-from retuned.ports import Notary, Store
+from retuned.errors import UnreadableInput
+from retuned.ports import Notary, Store, Verifier
 from retuned.stages.proposal import Lesson
-from retuned.store.envelopes import seal
+from retuned.stages.verdict import Doubt
+from retuned.store.envelopes import seal, text_in
 
 log = logging.getLogger(__name__)
 
@@ -44,18 +46,35 @@ def keep(store: Store, lesson: Lesson, *, id: str, notary: Notary) -> Digest:
     return signed
 
 
-def kept(store: Store, *, prefix: str = "") -> list[Lesson]:
+def kept(store: Store, *, prefix: str = "", verifier: Verifier | None = None) -> list[Lesson]:
     """Return the lessons in force, oldest first; one that cannot be read is logged.
 
     Parameters
     ----------
     prefix
         Beginning of their records' ids; empty returns all.
+    verifier
+        Checks their signatures: a lesson that differs from its signed form is left out, and logged.
+        None checks none.
     """
     found = []
     for stored in store.list(LESSON, phase=HOLDS, prefix=prefix):
         try:
-            found.append(Lesson.model_validate(stored.body["lesson"]))
-        except (KeyError, ValidationError) as error:
-            log.error("lesson %s cannot be understood: %s", stored.id, error)
+            lesson = Lesson.model_validate(stored.body["lesson"])
+            if verifier is not None:
+                _check(store, lesson, signed=stored.body["evidence"], verifier=verifier)
+        except (KeyError, ValidationError, UnreadableInput) as error:
+            log.error("lesson %s is not believed: %s", stored.id, error)
+        else:
+            found.append(lesson)
     return found
+
+
+def _check(store: Store, lesson: Lesson, *, signed: Digest, verifier: Verifier) -> None:
+    """Raise where a lesson is not the one that was signed."""
+    text = text_in(store.get_blob(signed), verifier=verifier)
+    if isinstance(text, Doubt):
+        raise UnreadableInput("lesson-altered", where=signed, message=text.detail)
+    if Lesson.model_validate_json(text) != lesson:
+        message = "is of another lesson than the record"
+        raise UnreadableInput("lesson-altered", where=signed, message=message)

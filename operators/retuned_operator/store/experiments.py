@@ -368,7 +368,7 @@ class StoreLedger:
 
     def lessons(self, target: str) -> Sequence[Lesson]:
         """Return the lessons of a target; see `Ledger.lessons`."""
-        return kept(self._store, prefix=f"{target}/")
+        return kept(self._store, prefix=f"{target}/", verifier=self._notary)
 
     def task(self, experiment: KernelExperiment, role: JobRole, *, arch: str = "") -> str:
         """Return the lab's task; see `Ledger.task` and `Tasks`."""
