@@ -21,7 +21,7 @@ from retuned.stages.profile import WorkloadProfile
 from retuned.stages.swap import SwapOrder
 from retuned.stages.verdict import ServerEnvironment
 from retuned.stages.watch import WatchReport, WatchSample
-from retuned.stages.watch.proof import Phase, ProofClaim
+from retuned.stages.watch.proof import Arm, BootWindow, Phase, ProofClaim
 
 AUDIENCE = "retuned.dev"
 """Audience of the token by which a sidecar proves its pod."""
@@ -281,6 +281,33 @@ class LevelsState(StrEnum):
     """It reads them."""
 
 
+class BootPhase(StrEnum):
+    """State of the measurement of one boot in a replica."""
+
+    WAITING = "waiting"
+    """The server has made no step yet, or does not run what it must hold."""
+    RECORDING = "recording"
+    """Its steps are recorded, those that are left out included."""
+    DONE = "done"
+    """Its window is complete."""
+    FAILED = "failed"
+    """It leads to no window; the reason is a code."""
+
+
+class PodBoot(Record):
+    """One boot of a replica; sent repeatedly."""
+
+    proposal: Short
+    definition: Name
+    replica: PodName
+    """The pod, as the operator named it in `BootOrder`."""
+    phase: BootPhase
+    reason: Code = ""
+    """Why it failed, or what it waits for; empty if unknown."""
+    window: BootWindow | None = None
+    """What was measured; None before. The operator checks it."""
+
+
 class ProofPost(AgentMessage):
     """What live proofs a pod's server allows, and those that it is asked for."""
 
@@ -295,6 +322,8 @@ class ProofPost(AgentMessage):
     proofs: tuple[PodProof, ...] = Field(default=(), max_length=MAX_PROOFS)
     days: tuple[PodProof, ...] = Field(default=(), max_length=MAX_PROOFS)
     """The newest day of each sentinel that has ended."""
+    boot: PodBoot | None = None
+    """The boot that the operator asks a replica for; None if it asks for none."""
 
 
 class Ack(Record):
@@ -345,6 +374,23 @@ class ProofOrder(Record):
     """Whether a promoted swap is to be measured, a pair in each period, instead of a proof."""
 
 
+class BootOrder(Record):
+    """What a canary replica is to measure of its boot."""
+
+    proposal: Short
+    definition: Name
+    replica: PodName
+    """Name of the pod."""
+    arm: Arm
+    """What the server must hold: `on` is the swap."""
+    order: Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z0-9:._-]*$")] = ""
+    """Order that must be in force before the window begins; empty without the swap."""
+    leave_out_s: Annotated[float, Field(ge=0.0, le=1e5)]
+    """Length of what is left out after the first step, seconds."""
+    window_s: Annotated[float, Field(gt=0.0, le=1e5)]
+    """Length of the window after that, seconds."""
+
+
 class Orders(Record):
     """The wanted state of a pod: the newest order of each slot."""
 
@@ -353,6 +399,8 @@ class Orders(Record):
     orders: tuple[SwapOrder, ...] = Field(max_length=MAX_SLOTS)
     proofs: tuple[ProofOrder, ...] = Field(default=(), max_length=MAX_PROOFS)
     """Swaps to prove on live traffic. Sent on request."""
+    boot: BootOrder | None = None
+    """What a canary replica is to measure. Sent on request."""
     traces: dict[OrderId, Traceparent] = Field(default_factory=dict, max_length=MAX_SLOTS)
     """Parent spans of orders, by id, if tracing is on.
 
@@ -383,6 +431,8 @@ Report = ProfileReport | DriftPost | WatchPost | DefinitionPost | TunablePost | 
 
 
 _SINCE_2 = frozenset({"gpus", "gpus_traced"})
+_OMITTED = _SINCE_2 | {"boot"}
+"""Fields that an operator of an older release does not know and does not ask for."""
 
 
 SaidT = TypeVar("SaidT", bound=AgentMessage)
@@ -409,7 +459,7 @@ def wire_json(report: Record) -> str:
     >>> wire_json(AgentMessage(pod=pod, target="serving/chat"))
     '{"pod":{"namespace":"serving","name":"chat-0","uid":"u-1"},"target":"serving/chat"}'
     """
-    unset = {each for each in _SINCE_2 if not getattr(report, each, None)}
+    unset = {each for each in _OMITTED if not getattr(report, each, None)}
     return report.model_dump_json(exclude=unset)
 
 
@@ -429,7 +479,7 @@ def environment_digest(environments: Sequence[ProcessEnvironment]) -> Digest | N
     return found.pop() if len(found) == 1 else None
 
 
-def revision_of(orders: Sequence[SwapOrder | ProofOrder]) -> int:
+def revision_of(orders: Sequence[SwapOrder | ProofOrder | BootOrder]) -> int:
     """Return a number that identifies a set of orders.
 
     It depends only on the orders, so a restarted operator or another leader computes the same
@@ -444,11 +494,15 @@ def revision_of(orders: Sequence[SwapOrder | ProofOrder]) -> int:
     return 1 + int(digest_of(bodies).removeprefix("sha256:")[:13], 16)
 
 
-def as_orders(orders: Sequence[SwapOrder], proofs: Sequence[ProofOrder] = ()) -> Orders:
-    """Return the message for a set of orders and of swaps to prove."""
+def as_orders(
+    orders: Sequence[SwapOrder],
+    proofs: Sequence[ProofOrder] = (),
+    boot: BootOrder | None = None,
+) -> Orders:
+    """Return the message for a set of orders, of swaps to prove, and a boot to measure."""
     ordered = sorted(orders, key=lambda order: (order.definition, order.epoch))
-    revision = revision_of([*ordered, *proofs])
-    return Orders(revision=revision, orders=tuple(ordered), proofs=tuple(proofs))
+    revision = revision_of([*ordered, *proofs, *([] if boot is None else [boot])])
+    return Orders(revision=revision, orders=tuple(ordered), proofs=tuple(proofs), boot=boot)
 
 
 def skew_s(hello: Hello, *, now: datetime) -> float:

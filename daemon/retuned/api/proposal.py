@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import AwareDatetime, Field
 
+from retuned.api.replicas import ReplicaProofStatus
 from retuned.api.target import ActiveKernel
 from retuned.api.values import (
     Abort,
@@ -341,6 +342,8 @@ class SwapProposalStatus(ApiModel):
     """Pods that measure the promoted swap, one for each environment, with their newest day.
 
     The phase is `sentinel` while the pod is asked to measure."""
+    replicas: ReplicaProofStatus | None = None
+    """Live proof by canary replicas. Unset without one."""
     resumed: tuple[Uid, ...] = Field(default=(), max_length=64)
     """Decisions that have ended a pause; each ends one."""
     last_stable_digest: Digest | None = None
