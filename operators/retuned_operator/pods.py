@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from retuned.api.agent import ProofOrder
+from retuned.api.agent import BootOrder, ProofOrder
 from retuned.contract import Digest
+from retuned.control.canary import boot_order
 from retuned.control.orders import desired_orders
 from retuned.control.sentinels import all_orders
 from retuned.control.step_spans import last_span
@@ -61,7 +62,14 @@ class CachedFleet:
         uid = str(body["metadata"].get("uid", ""))
         target = targets[0] if targets else ""
         gpus = gpus_of(body, self._gpu_resources)
-        return PodRecord(namespace=namespace, name=name, uid=uid, target=target, gpus=gpus)
+        return PodRecord(
+            namespace=namespace,
+            name=name,
+            uid=uid,
+            target=target,
+            gpus=gpus,
+            replica=objects.is_replica(body),
+        )
 
     def _surely_none(self, pod: Mapping[str, object]) -> bool:
         """Whether no target selects a pod: it goes back to its own code where that is said."""
@@ -72,15 +80,22 @@ class CachedFleet:
 
     def orders(self, pod: PodRecord) -> Sequence[SwapOrder]:
         """Return what a pod is to have; see `Fleet.orders`."""
-        body = self._caches.get(TARGETS, pod.target)
-        if body is None or not self._caches.knows(TARGETS):
-            raise TemporaryError(f"{pod.target} is not known now", delay_s=_AGAIN_S)
-        target, found = read(TuningTarget, body), self._proposals(pod)
+        target, found = self._target(pod), self._proposals(pod)
         return desired_orders(pod.name, pod.uid, target=target, proposals=found)
 
     def proofs(self, pod: PodRecord) -> Sequence[ProofOrder]:
         """Return the swaps that a pod is to prove; see `Fleet.proofs`."""
         return all_orders(pod.uid, self._proposals(pod))
+
+    def boot(self, pod: PodRecord) -> BootOrder | None:
+        """Return what a canary replica is to measure; see `Fleet.boot`."""
+        return boot_order(pod.uid, self._proposals(pod), target=self._target(pod))
+
+    def _target(self, pod: PodRecord) -> TuningTarget:
+        body = self._caches.get(TARGETS, pod.target)
+        if body is None or not self._caches.knows(TARGETS):
+            raise TemporaryError(f"{pod.target} is not known now", delay_s=_AGAIN_S)
+        return read(TuningTarget, body)
 
     def _proposals(self, pod: PodRecord) -> Sequence[SwapProposal]:
         bodies = self._caches.by(PROPOSALS, BY_TARGET, pod.target)

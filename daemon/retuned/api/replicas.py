@@ -1,7 +1,7 @@
 """Status of a proof by canary replicas: pairs of pods that boot together, and the verdict.
 
-It is part of the status of a SwapProposal. The boots themselves are in the operator's store, because
-their sums and steps would make the object too large; the status names their digest.
+It is part of the status of a SwapProposal. The boots themselves are in the operator's store
+because they would make the object too large; the status names their digest.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ def advanced(case: ProposalStep) -> ProposalStep:
         kept, state = _observed(case, kept, state, pair)
     state = step_replicas(state, Tick(at_s=case.now.timestamp()))
     if state.done:
-        return _concluded(case, kept, state)
+        return _concluded(case, kept.model_copy(update={"why": ""}), state)
     if kept.failures >= MOST_FAILURES or kept.why == NO_BOOTS:
         return _interrupted(case, kept, state, why=kept.why)
     if facts.templates and wanted_pairs(state):
@@ -510,10 +510,11 @@ def _concluded(case: ProposalStep, kept: ReplicaProofStatus, state: ReplicaState
                 started_at=case.now, wave_started_at=case.now, last_swap_at=case.now
             )
         )
-    reason, detail = f"live-proof-{report.reason}", kept.why
-    if kept.why:
-        detail = f"{MOST_FAILURES} pairs of replicas in a row did not count: {kept.why}"
-    if kept.why in (TEMPLATE_CHANGED, STATE_LOST, NO_BOOTS):
-        detail = f"canary replicas: {kept.why}"
-    harm = DetectedHarm(reason=reason, detail=detail, blames=report.verdict is Verdict.HARMS)
-    return back(case, harm)
+    return back(
+        case,
+        DetectedHarm(
+            reason=f"live-proof-{report.reason}",
+            detail=kept.why,
+            blames=report.verdict is Verdict.HARMS,
+        ),
+    )

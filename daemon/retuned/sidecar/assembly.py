@@ -20,7 +20,7 @@ from retuned.node.windows import WindowSettings, numbers_of
 from retuned.ports import Devices
 from retuned.runtime_client.change_orders import ChangeSwapper
 from retuned.runtime_client.kernels import RuntimeKernels
-from retuned.runtime_client.live_steps import ServerSteps
+from retuned.runtime_client.live_steps import ServerSteps, StepLook
 from retuned.runtime_client.tunables import RuntimeTunables
 from retuned.settings import Settings
 from retuned.sidecar.artifacts import Artifacts
@@ -119,6 +119,7 @@ def build(settings: Settings) -> tuple[Sidecar, PrometheusTelemetry]:
         kernels=RuntimeKernels(settings.sockets, server=server, most=_MAX_KINDS),
         tunables=RuntimeTunables(settings.sockets),
         live_steps=ServerSteps(settings.sockets),
+        step_observer=StepLook(settings.sockets),
         service_counts=counts_at(settings.server_metrics_url),
         operator=operator,
         catalog=Catalog(),

@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from retuned.api.agent import LevelsState, OrderDone, Outcome, PodRef, ProofOrder, TunablePost
+from retuned.api.agent import (
+    BootOrder,
+    LevelsState,
+    OrderDone,
+    Outcome,
+    PodRef,
+    ProofOrder,
+    TunablePost,
+)
 from retuned.node.context import Recogniser
 from retuned.node.order_context import OrderMemory
 from retuned.node.windows import WindowSettings
@@ -19,6 +27,7 @@ from retuned.ports import (
     Operator,
     ServiceCounts,
     Spans,
+    StepObserver,
     Swapper,
     Telemetry,
     TraceSource,
@@ -123,6 +132,14 @@ class SidecarMemory(OrderMemory):
     """Digest of the server's environment; empty if unknown."""
     proofs: tuple[ProofOrder, ...] = ()
     """Swaps that the operator asks to be proven, as its last answer has them."""
+    boot: BootOrder | None = None
+    """What the operator asks a canary replica to measure, as its last answer has it."""
+    boot_waits: str = ""
+    """Why the boot is not measured yet, a reason code; empty if unknown."""
+    boot_instance: str | None = None
+    """Process of the server that made the first step; None before."""
+    boot_began_s: float = 0.0
+    """When that step was seen, seconds since 1970."""
     steps_known: bool = False
     """Whether `steps_unavailable` is an answer of the server."""
     steps_unavailable: str = ""
@@ -163,6 +180,8 @@ class Context:
     """Tunables of the server; None asks for none."""
     live_steps: LiveSteps | None = None
     """Steps of the server, for live proofs; None times none."""
+    step_observer: StepObserver | None = None
+    """Steps of the server outside of live proofs, for boots; None observes none."""
     service_counts: ServiceCounts | None = None
     """What the server counts of its requests, for service levels; None reads none."""
     spans: Spans = field(default_factory=NoSpans)

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from retuned.api.agent import LevelsState, PodProof, ProofOrder, ProofPost
+from retuned.api.agent import LevelsState, PodBoot, PodProof, ProofOrder, ProofPost
 from retuned.errors import Refused, TemporaryError
 from retuned.node import live_proof as node_proof
 from retuned.node.live_proof import (
@@ -131,8 +131,13 @@ def levels_seen(ctx: Context) -> LevelsState:
     return memory.levels
 
 
-def post(ctx: Context) -> None:
+def post(ctx: Context, *, boot: PodBoot | None = None) -> None:
     """Report whether swaps can be proven here, and each proof that the operator asks for.
+
+    Parameters
+    ----------
+    boot
+        What a canary replica has measured of its boot; None in other pods.
 
     Raises
     ------
@@ -153,6 +158,7 @@ def post(ctx: Context) -> None:
         days=tuple(_days(ctx, pairs=_pairs(proofs))),
         engine=ctx.live_steps.engine()[:_NAME] if ctx.live_steps is not None else "",
         proofs=proofs,
+        boot=boot,
     )
     try:
         answer = ctx.operator.post(said)

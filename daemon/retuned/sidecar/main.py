@@ -13,6 +13,7 @@ from retuned.node import order_executor, order_intake, watcher, windows
 from retuned.node.loops import attempt, wait_until
 from retuned.node.order_store import wanted_artifacts
 from retuned.sidecar import (
+    boots,
     devices,
     live_kernels,
     live_proofs,
@@ -70,10 +71,14 @@ class Sidecar:
             attempt(ctx.telemetry, "carry", self._carry)
 
     def prove(self, stop: threading.Event) -> None:
-        """Prove the swaps that the operator asks for, until their verdicts; measure kept ones."""
+        """Prove the swaps that the operator asks for, until their verdicts; measure kept ones.
+
+        A canary replica measures its boot instead.
+        """
         ctx = self.ctx
         attempt(ctx.telemetry, "measure", lambda: live_proofs.prove(ctx, stop))
         attempt(ctx.telemetry, "measure", lambda: sentinels.keep_up(ctx, stop))
+        attempt(ctx.telemetry, "measure", lambda: boots.measure(ctx, stop))
 
     def tell(self) -> None:
         """Tell the operator what there is to tell; an error in one part ends all: it is away."""
@@ -81,7 +86,8 @@ class Sidecar:
         reports.say_hello(self.ctx)
         # first: it needs no server that answers; but after a silence many windows wait
         reports.flush(self.ctx, most_windows=_FIRST_WINDOWS)
-        live_proofs.post(self.ctx)  # before the slots: decisions about them read it
+        # before the slots: decisions about them read it
+        live_proofs.post(self.ctx, boot=boots.reported(self.ctx))
         reports.tell_slots(self.ctx)
         reports.flush(self.ctx)
         # last: an operator of an older release does not know of them
@@ -107,10 +113,11 @@ class Sidecar:
                 with ctx.lock:
                     order_intake.withdraw(ctx, ())
                 ctx.standing.named, ctx.standing.revision = frozenset(), 0
-                ctx.standing.proofs = ()
+                ctx.standing.proofs, ctx.standing.boot = (), None
             raise
         with ctx.lock:
             ctx.standing.proofs = said.proofs  # first: what is named and not asked is switched on
+            ctx.standing.boot = said.boot
             something = order_intake.take(ctx, said.orders, traces=said.traces)
             ctx.standing.revision = said.revision
         return something

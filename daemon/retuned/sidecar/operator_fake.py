@@ -13,6 +13,7 @@ from retuned.api.agent import (
     VERSION,
     Ack,
     AgentMessage,
+    BootOrder,
     Bundle,
     BundleFile,
     Hello,
@@ -64,6 +65,7 @@ class FakeOperator:
         """Its clock."""
         self._orders: tuple[SwapOrder, ...] = ()
         self._proofs: tuple[ProofOrder, ...] = ()
+        self._boot: BootOrder | None = None
         self._changed = threading.Condition()
 
     def order(self, *orders: SwapOrder) -> None:
@@ -76,6 +78,12 @@ class FakeOperator:
         """Ask the pod to prove these swaps, and no other."""
         with self._changed:
             self._proofs = proofs
+            self._changed.notify_all()
+
+    def measure(self, boot: BootOrder | None) -> None:
+        """Ask the pod to measure its boot."""
+        with self._changed:
+            self._boot = boot
             self._changed.notify_all()
 
     def hello(self, hello: Hello) -> Welcome:
@@ -127,7 +135,7 @@ class FakeOperator:
         self.traces.append(traceparent)
 
     def _named(self) -> Orders:
-        return as_orders(self._orders, self._proofs)
+        return as_orders(self._orders, self._proofs, self._boot)
 
     def _take(self, said: AgentMessage) -> None:
         self._answer()

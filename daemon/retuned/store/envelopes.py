@@ -55,15 +55,28 @@ def unseal(data: bytes, *, verifier: Verifier) -> tuple[EvidenceDocument | None,
         document = EvidenceDocument.model_validate_json(envelope.payload)
     except ValidationError as error:
         return None, _unreadable(error)
+    return document, _doubt(envelope, verifier)
+
+
+def payload_of(data: bytes, *, verifier: Verifier) -> bytes | Doubt:
+    """Return the document of an envelope whatever it is about, or why it is not to be believed."""
+    envelope = _envelope(data)
+    if isinstance(envelope, Doubt):
+        return envelope
+    return _doubt(envelope, verifier) or envelope.payload.encode()
+
+
+def _doubt(envelope: SignedEvidence, verifier: Verifier) -> Doubt | None:
+    """Return what is wrong with a signature; None if nothing is."""
     try:
         signature = bytes.fromhex(envelope.signature)
     except ValueError:
-        return document, Doubt(fault=EvidenceFault.ALTERED, detail="the signature is no bytes")
+        return Doubt(fault=EvidenceFault.ALTERED, detail="the signature is no bytes")
     fault = verifier.check(envelope.payload.encode(), key=envelope.key, signature=signature)
     if fault is None:
-        return document, None
+        return None
     detail = f"{envelope.key}: {_DETAILS.get(fault, 'the signature cannot be verified')}"
-    return document, Doubt(fault=fault, detail=detail)
+    return Doubt(fault=fault, detail=detail)
 
 
 def read(store: Store, verifier: Verifier, digest: Digest | None) -> Read:

@@ -18,6 +18,7 @@ from retuned.api.agent import (
     MAX_WAIT_S,
     VERSION,
     Ack,
+    BootOrder,
     DefinitionPost,
     DriftPost,
     Hello,
@@ -170,7 +171,7 @@ class _Agent:
         # who does not ask for them is of a release that does not know of them; so with proofs
         if request.query_params.get("traces") == "1":
             answer = answer.model_copy(update={"traces": dict(self._traces(pod, answer.orders))})
-        unset = {each for each in ("traces", "proofs") if not getattr(answer, each)}
+        unset = {each for each in ("traces", "proofs", "boot") if not getattr(answer, each)}
         return json_answer(answer.model_dump_json(exclude=unset))
 
     async def artifact(self, request: Request) -> Response:
@@ -242,7 +243,8 @@ class _Agent:
         until = loop.time() + wait_s
         while True:
             with self._hub.listening(pod.target) as future:
-                answer = as_orders(self._of(pod), self._proofs(request, pod))
+                proofs, boot = self._proofs(request, pod), self._boot(request, pod)
+                answer = as_orders(self._of(pod), proofs, boot)
                 left_s = until - loop.time()
                 over = left_s <= 0.0 or end.is_set() or self._hub.closing
                 if answer.revision != after or over:
@@ -260,6 +262,10 @@ class _Agent:
     def _proofs(self, request: Request, pod: PodRecord) -> Sequence[ProofOrder]:
         asks = request.query_params.get("proofs") == "1"
         return self._fleet.proofs(pod) if asks else ()
+
+    def _boot(self, request: Request, pod: PodRecord) -> BootOrder | None:
+        asks = pod.replica and request.query_params.get("boot") == "1"
+        return self._fleet.boot(pod) if asks else None
 
     async def _in_thread(self, do: Callable[[], R]) -> R:
         return await to_thread.run_sync(do, limiter=self._threads)

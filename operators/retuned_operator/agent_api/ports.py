@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from retuned.api.agent import (
+    BootOrder,
     DefinitionPost,
     DriftPost,
     Hello,
@@ -48,6 +49,8 @@ class PodRecord:
     """TuningTarget whose selector it matches, as ``namespace/name``; empty where none does."""
     gpus: int = 1
     """Accelerators that it requests; 1 where it requests none that are known."""
+    replica: bool = False
+    """Whether it is a canary replica, which says nothing of the servers of its target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +106,10 @@ class PodDirectory(Protocol):
 
     def proofs(self, pod: PodRecord) -> Sequence[ProofOrder]:
         """Return the swaps that a pod is to prove; as `orders`."""
+        ...
+
+    def boot(self, pod: PodRecord) -> BootOrder | None:
+        """Return what a canary replica is to measure, None for other pods; as `orders`."""
         ...
 
     def artifact(self, digest: Digest) -> Mapping[str, bytes] | None:

@@ -82,7 +82,8 @@ class Reports:
 
     def take(self, receipt: Receipt, said: Said) -> None:
         """Keep what was said; see `Inbox.take`."""
-        if isinstance(said, ProfileReport | DriftPost | DefinitionPost | TunablePost):
+        archived = isinstance(said, ProfileReport | DriftPost | DefinitionPost | TunablePost)
+        if archived and not receipt.pod.replica:
             self._archive.take(receipt, said)  # first: what cannot be kept is told again
         with self._lock:
             before = self._said.get(receipt.pod.uid)
@@ -159,7 +160,9 @@ def _proof_essence(post: ProofPost) -> object:
     """Return what decisions read of a post of live proofs."""
     proofs = [(each.order, each.phase, each.claim is None) for each in post.proofs]
     days = [(each.order, each.claim) for each in post.days]
-    return post.unavailable, post.temporary, post.levels, post.engine, proofs, days
+    boot = post.boot
+    measured = None if boot is None else (boot.replica, boot.phase, boot.reason, boot.window)
+    return post.unavailable, post.temporary, post.levels, post.engine, proofs, days, measured
 
 
 def _essence(watch: WatchPost) -> object:

@@ -51,6 +51,18 @@ def watching_rules() -> list[dict[str, Any]]:
     ]
 
 
+def replica_rules() -> list[dict[str, Any]]:
+    """Return what canary replicas need where servers are, beside `watching_rules`.
+
+    Names cannot be told beforehand. `admission.replica_policy` restricts which pods the operator
+    may make and delete.
+    """
+    return [
+        rule("", ("pods",), ("create", "delete")),
+        rule("apps", ("replicasets", "statefulsets"), ("get",)),
+    ]
+
+
 def experiment_rules() -> list[dict[str, Any]]:
     """Return what the operator needs where experiments run; results are the log of a container."""
     return [
@@ -122,7 +134,12 @@ def pausing_rules() -> list[dict[str, Any]]:
 
 
 def operator_roles(
-    account: str, *, namespace: str, watched: Sequence[str], experiments: str
+    account: str,
+    *,
+    namespace: str,
+    watched: Sequence[str],
+    experiments: str,
+    replicas: bool = False,
 ) -> tuple[dict[str, Any], ...]:
     """Return the roles of the operator and their bindings.
 
@@ -136,10 +153,13 @@ def operator_roles(
         Namespaces with servers; empty means all of the cluster.
     experiments
         Namespace of experiment pods; empty means those with servers.
+    replicas
+        Whether it may make canary replicas.
     """
     who = {"kind": "ServiceAccount", "name": account, "namespace": namespace}
     wide, found = reviewing_rules(), []
     near = watching_rules() + ([] if experiments else experiment_rules())
+    near += replica_rules() if replicas else []
     if watched:
         for each in watched:
             found += _bound("Role", account, near, who=who, namespace=each)

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.plane.pki import Authority
 
-from retuned.api.agent import Hello, PodRef, ProofOrder
+from retuned.api.agent import BootOrder, Hello, PodRef, ProofOrder
 from retuned.clock import FakeClock
 from retuned.contract import Digest, Guard
 from retuned.errors import TemporaryError
@@ -80,6 +80,7 @@ class FakeFleet:
         }
         self.ordered: dict[str, tuple[SwapOrder, ...]] = {}
         self.proven: dict[str, tuple[ProofOrder, ...]] = {}
+        self.boots: dict[str, BootOrder] = {}
         self.artifacts: dict[Digest, Mapping[str, bytes]] = {}
         self.signs_with = ""
 
@@ -92,6 +93,9 @@ class FakeFleet:
 
     def proofs(self, pod: PodRecord) -> Sequence[ProofOrder]:
         return self.proven.get(pod.uid, ())
+
+    def boot(self, pod: PodRecord) -> BootOrder | None:
+        return self.boots.get(pod.uid)
 
     def artifact(self, digest: Digest) -> Mapping[str, bytes] | None:
         return self.artifacts.get(digest)

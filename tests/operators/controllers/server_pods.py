@@ -11,8 +11,10 @@ from tests.operators.controllers.memory import KERNEL
 
 from retuned.api.agent import (
     BlockedOrder,
+    BootOrder,
     Hello,
     LevelsState,
+    PodBoot,
     PodProof,
     PodRef,
     ProcessEnvironment,
@@ -70,6 +72,10 @@ class ServerPod:
     """What the operator asks it to prove."""
     proves: Callable[[ProofOrder], PodProof | None] = lambda _: None
     """What it reports of a proof."""
+    asked_boot: BootOrder | None = None
+    """What the operator asks it to measure of its boot."""
+    boots: Callable[[BootOrder], PodBoot | None] = lambda _: None
+    """What it reports of its boot."""
 
     def carry_out(self, orders: Sequence[SwapOrder]) -> None:
         """Do what is ordered and not done yet; without orders there is the original."""
@@ -108,6 +114,7 @@ class ServerPod:
             levels=self.levels,
             engine=self.engine,
             proofs=tuple(proofs),
+            boot=self.boots(self.asked_boot) if self.asked_boot is not None else None,
         )
         return (
             Hello(pod=ref, target=target, version=1, release="1", at=at, environments=(SERVER,)),

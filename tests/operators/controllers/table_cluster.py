@@ -45,7 +45,6 @@ from retuned.store.sqlite import SqliteStore
 from retuned.tunables.tune import ClassResult, rules_of
 from retuned_operator.agent_api import Receipt
 from retuned_operator.agent_api.artifacts import bundle_of, pieces
-from retuned_operator.agent_api.ports import PodRecord
 from retuned_operator.controllers.cluster_view import baseline
 from retuned_operator.controllers.ports import LaunchedSizes, LaunchedTunable, NoTunables
 from retuned_operator.kube.resources import EXPERIMENTS, Obj
@@ -76,7 +75,9 @@ class Agent:
 
     def orders(self, *, after: int, wait_s: float) -> Orders:
         server = self.cluster.servers[self.pod.uid]
-        return as_orders(self.cluster.orders_of(server), self.cluster.proofs_of(server))
+        cluster = self.cluster
+        boot = cluster.boot_of(server)
+        return as_orders(cluster.orders_of(server), cluster.proofs_of(server), boot)
 
     def done(self, said: OrderDone, *, traceparent: str = "") -> None:
         self._take(said)
@@ -92,9 +93,7 @@ class Agent:
         take_bundle(digest, pieces(bundle_of(digest, files), files), folder=folder)
 
     def _take(self, said: Hello | Report | OrderDone) -> None:
-        pod = PodRecord(
-            namespace=self.pod.namespace, name=self.pod.name, uid=self.pod.uid, target=KEY
-        )
+        pod = self.cluster.record_of(self.pod.name, self.pod.uid)
         receipt = Receipt(pod=pod, at=self.cluster.clock.now())
         self.cluster.operator.reports.take(receipt, said)
 

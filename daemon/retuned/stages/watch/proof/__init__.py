@@ -62,6 +62,7 @@ from retuned.stages.watch.proof.records import (
     Verdict,
     VoidReason,
     columns_of,
+    joined,
     percent_of,
     settings_of,
 )
@@ -176,6 +177,7 @@ __all__ = [
     "effect_so_far",
     "forecast",
     "is_over",
+    "joined",
     "keeps",
     "next_pair",
     "next_plan",
