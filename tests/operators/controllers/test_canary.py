@@ -30,7 +30,6 @@ from retuned_operator.kube.errors import Forbidden
 from retuned_operator.kube.resources import PODS, REPLICA_SETS, TARGETS, Obj, Resource
 from retuned_operator.schema import ProposalPhase as P
 
-
 C = TypeVar("C", bound=CanaryCluster)
 
 
