@@ -15,11 +15,12 @@ from tests.stages.watch_proof.test_replicas import boot
 
 from retuned.api.agent import BootPhase, PodBoot
 from retuned.api.replicas import ReplicaPairStatus, ReplicaProofStatus
-from retuned.contract import Digest
+from retuned.api.target import ActiveKernel
+from retuned.contract import Digest, Guard
 from retuned.control import RolloutFacts, RolloutStep, canary
 from retuned.control.facts import ReplicaFact, ReplicaFacts
 from retuned.control.live_proofs import NO_CANARY_REPLICAS
-from retuned.control.orders import desired_orders
+from retuned.control.orders import desired_orders, replica_order
 from retuned.stages.gate import DecisionKind, StopPolicy
 from retuned.stages.watch.proof import Arm, ReplicaState
 from retuned_operator.schema import ProposalPhase as P
@@ -309,6 +310,25 @@ def test_only_the_canary_gets_the_order_and_both_are_asked_for_their_boots() -> 
     assert shams
 
 
+def test_a_canary_goes_from_what_serves_now() -> None:
+    w = Canaries(effect=-0.05)
+    kernel = w.proposals[w.propose(NEW)].spec.kernel
+    w.proposals.clear()
+    entry = ActiveKernel(
+        kernel=kernel, digest=OTHER, guard=Guard(), epoch=7, proposal="swp-0", since=OPEN
+    )
+    status = w.target.status.model_copy(update={"active_kernels": (entry,)})
+    w.target = w.target.model_copy(update={"status": status})
+    name = w.begun()
+    w.until(name, lambda: bool(w.existing) and not w.pairs(name)[0].sham)
+    w.turn(name)
+    (pair,) = w.pairs(name)
+    uid = pair.uids[pair.runs.index(Arm.ON)]
+    order = replica_order(w.proposals[name], uid, target=w.target)
+    assert order is not None
+    assert (order.artifact, order.previous, order.epoch) == (NEW, OTHER, 8)
+
+
 def test_two_proofs_of_one_target_never_run_together() -> None:
     w, name = proving()
     again = w.propose("sha256:" + 64 * "5")
@@ -396,6 +416,39 @@ def test_what_an_operator_does_not_know_yet_deletes_no_replica() -> None:
         assert w.phase(name) is P.PROVING
         assert w.existing == pods
         assert w.proposals[name].status.replicas == before.replicas
+
+
+def test_a_replica_that_is_gone_is_not_made_again_while_something_is_unknown() -> None:
+    w, name = proving()
+    w.turn(name)
+    (pair,) = w.pairs(name)
+    assert all(pair.uids)
+    gone, other = pair.pods
+    w.existing.pop(gone)
+    w.existing[other].uid = "another"
+    facts = w.facts
+    w.facts = lambda name: replace(facts(name), policies=None)  # type: ignore[method-assign]
+    w.reconcile(name)
+    assert w.phase(name) is P.PROVING
+    assert w.existing == {}
+
+
+def test_windows_wait_until_their_pods_have_reported_the_rest() -> None:
+    w, name = proving()
+    w.until(name, lambda: bool(w.existing) and not w.pairs(name)[0].sham)
+
+    def only_boots(each: Replica, fact: ReplicaFact) -> ReplicaFact:
+        return replace(fact, environment=None, active=None)
+
+    w.alters = only_boots
+    w.now += timedelta(minutes=24)
+    w.turn(name)
+    w.turn(name)
+    assert w.kept(name).failures == 0
+    assert len(w.pairs(name)) == 1
+    w.alters = lambda _, fact: fact
+    w.turn(name)
+    assert w.kept(name).pairs == 1
 
 
 def test_a_policy_that_keeps_it_unmeasured_ends_the_proof() -> None:

@@ -377,9 +377,11 @@ def _trouble(
     settings, age = boot_settings_of(kept.rule), now - pair.since
     if age >= START_WITHIN and (len(present) < len(seen) or not all(e.running for e in present)):
         return PENDING
-    phases = [each.boot.phase if each.boot is not None else None for each in present]
-    if age >= SERVE_WITHIN and any(phase in (None, BootPhase.WAITING) for phase in phases):
-        return NOT_SERVING
+    boots = [each.boot for each in present]
+    if age >= SERVE_WITHIN:
+        for boot in boots:
+            if boot is None or boot.phase is BootPhase.WAITING:
+                return (boot.reason if boot is not None else "") or NOT_SERVING
     measuring = timedelta(seconds=settings.leave_out_s + settings.window_s)
     return NOT_REPORTED if age >= SERVE_WITHIN + measuring + REPORT_WITHIN else ""
 

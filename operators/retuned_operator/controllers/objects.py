@@ -181,8 +181,18 @@ def selected(body: Mapping[str, Any], wanted: Mapping[str, str]) -> bool:
 
 
 def is_replica(body: Mapping[str, Any]) -> bool:
-    """Whether a pod is a canary replica."""
-    return REPLICA_OF in labels_of(body)
+    """Whether a pod is a canary replica: it has the label, and a SwapProposal controls it.
+
+    The label alone would let a pod template take its pods out of their target.
+    """
+    owners = parts(part(body, "metadata"), "ownerReferences")
+    owned = any(
+        each.get("controller")
+        and each.get("kind") == "SwapProposal"
+        and str(each.get("apiVersion", "")).startswith(f"{GROUP}/")
+        for each in owners
+    )
+    return owned and REPLICA_OF in labels_of(body)
 
 
 def pod_seen(body: Mapping[str, Any], *, container: str) -> ObservedPod | None:

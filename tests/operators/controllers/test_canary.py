@@ -25,9 +25,10 @@ from retuned.stages.gate import DecisionKind, StopPolicy
 from retuned.stages.watch.proof import ReplicaState
 from retuned_operator.agent_api import Receipt, Reports
 from retuned_operator.agent_api.ports import Said
-from retuned_operator.controllers import replicas
+from retuned_operator.controllers import cluster_view, replicas
 from retuned_operator.kube.errors import Forbidden
 from retuned_operator.kube.resources import PODS, REPLICA_SETS, TARGETS, Obj, Resource
+from retuned_operator.pods import CachedFleet
 from retuned_operator.schema import ProposalPhase as P
 
 C = TypeVar("C", bound=CanaryCluster)
@@ -138,6 +139,30 @@ def test_a_replica_is_a_pod_of_the_workload_that_no_workload_owns() -> None:
     assert first["spec"]["nodeSelector"] == {"gpu": "mi300x"}
 
 
+def test_replicas_are_no_pods_of_their_target() -> None:
+    cluster = in_pair(CanaryCluster())
+    cluster.turn()
+    assert len(cluster.replica_pods()) == 2
+    status = cluster.target().status
+    assert (status.pods, status.reporting_pods) == (2, 2)
+    target = cluster.operator.world.caches.get(TARGETS, "serving/chat")
+    assert target is not None
+    rollouts = cluster_view.rollouts_of(cluster.operator.world, "serving/chat")
+    assert rollouts is not None
+    assert [each.name for each in rollouts.pods] == ["chat-0", "chat-1"]
+    body = cluster.replica_pods()[0]
+    fleet = CachedFleet(cluster.operator.world.caches, artifact=lambda _: None, key=lambda: "")
+    record = fleet.pod("serving", body["metadata"]["name"])
+    assert record is not None
+    assert (record.target, record.replica) == ("serving/chat", True), "its sidecar is served"
+    asked = fleet.boot(record)
+    assert asked is not None
+    assert asked.replica == record.name
+    serving = fleet.pod("serving", "chat-0")
+    assert serving is not None
+    assert (serving.replica, fleet.boot(serving)) == (False, None)
+
+
 def test_where_the_operator_may_make_none_it_is_held_by_name() -> None:
     cluster = CanaryCluster()
     cluster.owners = None
@@ -208,6 +233,19 @@ def test_a_pod_that_the_api_server_refuses_ends_the_proof_by_name() -> None:
     begun(cluster)
     reached(cluster, P.ROLLED_BACK)
     assert cluster.kept().why == canary.PENDING
+    assert cluster.operator.errors == [], "it holds up no other proposal"
+
+
+def test_pods_that_only_carry_the_label_are_left_alone() -> None:
+    cluster = in_pair(CanaryCluster())
+    cluster.change(PODS, "chat-1", {"metadata": {"labels": {"retuned.dev/replica-of": "swp-1"}}})
+    cluster.turn()
+    assert cluster.target().status.pods == 2, "it is a pod of the target still"
+    cluster.say("ada", DecisionKind.REJECT)
+    cluster.turn()
+    cluster.turn()
+    names = {body["metadata"]["name"] for body in cluster.all(PODS)}
+    assert names == {"chat-0", "chat-1"}
 
 
 def test_a_pod_that_ends_or_starts_again_abandons_its_pair() -> None:
