@@ -613,6 +613,19 @@ def test_a_state_that_is_lost_ends_it_by_name() -> None:
     assert ended(w, name) == ("live-proof-interrupted", canary.STATE_LOST)
 
 
+def test_a_new_proof_does_not_need_the_state_of_an_earlier_one() -> None:
+    w, name = proving()
+    made, resource = w.kept(name).made, w.proposals[name]
+    over = w.kept(name).model_copy(update={"verdict": "not-concluded", "open": ()})
+    update = {"phase": P.SCHEDULED, "replicas": over}
+    status = resource.status.model_copy(update=update)
+    w.proposals[name] = resource.model_copy(update={"status": status})
+    w.states.clear()
+    w.reconcile(name)
+    kept = w.kept(name)
+    assert (w.phase(name), kept.verdict, kept.made) == (P.PROVING, "", made + 1)
+
+
 def test_the_status_stays_small() -> None:
     w = Canaries(effect=-0.05)
     name = w.begun()

@@ -304,7 +304,8 @@ def test_the_operator_makes_and_deletes_canary_replicas_and_no_other_pod(
         return isinstance(said, Forbidden) and "canary replicas" in str(said)
 
     eventually(is_bounded)  # rights and policy take effect a moment later
-    for changes in ({"ownerReferences": []}, {"labels": {}}):
+    foreign: tuple[dict[str, Any], ...] = ({"ownerReferences": []}, {"labels": {}})
+    for changes in foreign:
         with pytest.raises(Forbidden, match="canary replicas"):
             api.create(PODS, a_replica(**changes))
     made = api.create(PODS, a_replica())

@@ -202,9 +202,8 @@ def advanced(case: ProposalStep) -> ProposalStep:
         case = _entered(case, facts)
     kept = case.status.replicas
     assert kept is not None, "it has begun"
-    if facts.lost:
-        state = _begun(case, kept)
-        return _interrupted(case, kept, state, why=STATE_LOST)
+    if facts.lost and kept.state:
+        return _interrupted(case, kept, _begun(case, kept), why=STATE_LOST)
     state = facts.state if facts.state is not None and kept.state else _begun(case, kept)
     if facts.templates and kept.template not in facts.templates:
         if kept.anew >= MOST_ANEW:

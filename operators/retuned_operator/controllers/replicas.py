@@ -66,7 +66,7 @@ def with_replicas(
         return facts
     templates, why = _templates(world, world.owners, rollouts, resource)
     digest = status.replicas.state if status.replicas is not None else None
-    state = _state(world.ledger, digest)
+    state = _state(world.ledger, digest, proposal=resource.stage_proposal().id)
     container = rollouts.target.spec.container if rollouts.target is not None else ""
     pods = tuple(
         _fact(world, resource, body, container=container) for body in _bodies(world, resource)
@@ -266,13 +266,16 @@ def _read(
     return template_of(body)
 
 
-def _state(ledger: Ledger, digest: Digest | None) -> ReplicaState | None:
-    """Return a stored state; None without one, and if it is lost or of another release."""
+def _state(ledger: Ledger, digest: Digest | None, *, proposal: str) -> ReplicaState | None:
+    """Return the stored state; None without one, and if it is lost or cannot be understood."""
     kept = ledger.proof(digest) if digest is not None else None
     if kept is None:
         return None
     try:
-        return ReplicaState.model_validate_json(json.dumps(json.loads(kept)["state"]))
+        body = json.loads(kept)
+        if body["proposal"] != proposal:
+            raise ValueError(f"it is of {body['proposal']}")
+        return ReplicaState.model_validate_json(json.dumps(body["state"]))
     except (KeyError, TypeError, ValueError, ValidationError) as error:
         log.error("the state %s of canary replicas cannot be read: %s", digest, error)
         return None

@@ -1,7 +1,8 @@
 """Who may do what: the operator's own rights, and roles for people.
 
 The operator reads no secrets but its own certificate, starts no processes in pods and changes no
-workloads. People who approve can write decisions and nothing else; an abort is a decision too.
+workloads. It makes pods only where canary replicas are allowed. People who approve can write
+decisions and nothing else; an abort is a decision too.
 """
 
 from __future__ import annotations
