@@ -554,6 +554,26 @@ def test_numbers_that_no_boot_has_are_contradicted() -> None:
     assert ended(w, w.begun()) == ("live-proof-interrupted", canary.CONTRADICTED)
 
 
+def test_a_sidecar_is_of_an_older_release_only_after_it_was_asked() -> None:
+    w = Canaries(effect=-0.05)
+    name = w.begun()
+
+    def if_asked(each: Replica, fact: ReplicaFact) -> ReplicaFact:
+        asked = canary.boot_order(each.uid, [w.proposals[name]], target=w.target)
+        return fact if asked is not None else replace(fact, boot=None)
+
+    w.alters = if_asked
+    w.reconcile(name)
+    assert len(w.existing) == 2
+    w.now += timedelta(minutes=30)  # nobody decides meanwhile, and no pod is asked
+    w.reconcile(name)
+    w.reconcile(name)
+    assert w.kept(name).failures == 0
+    assert len(w.existing) == 2
+    w.turn(name)
+    assert w.kept(name).sham_pairs == 1
+
+
 def test_a_pod_that_is_deleted_by_others_abandons_its_pair_and_is_not_made_again() -> None:
     w, name = proving(effect=-0.05)
     (pair,) = w.pairs(name)

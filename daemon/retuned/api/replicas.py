@@ -32,6 +32,8 @@ class ReplicaPairStatus(ApiModel):
     """When it was planned."""
     uids: tuple[str, ...] = Field(default=("", ""), min_length=2, max_length=2)
     """Uids of the two pods; empty before the operator has seen them."""
+    seen: AwareDatetime | None = None
+    """When the operator had seen both; its order for their boots follows. Unset before."""
 
     @property
     def pods(self) -> tuple[str, str]:

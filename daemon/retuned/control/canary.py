@@ -344,7 +344,8 @@ def _observed(
         known or (each.uid if each is not None else "")
         for known, each in zip(pair.uids, seen, strict=True)
     )
-    after = pair.model_copy(update={"uids": uids})
+    seen_at = pair.seen or (case.now if all(uids) else None)
+    after = pair.model_copy(update={"uids": uids, "seen": seen_at})
     return kept.model_copy(
         update={"open": tuple(after if each is pair else each for each in kept.open)}
     ), state
@@ -370,7 +371,7 @@ def _trouble(
             return GONE
     present = [each for each in seen if each is not None]
     for each in present:
-        why = _trouble_of(each, kept, now=now)
+        why = _trouble_of(each, kept, seen_at=pair.seen, now=now)
         if why:
             return why
     settings, age = boot_settings_of(kept.rule), now - pair.since
@@ -385,7 +386,9 @@ def _trouble(
     return NOT_REPORTED if age >= SERVE_WITHIN + measuring + REPORT_WITHIN else ""
 
 
-def _trouble_of(each: ReplicaFact, kept: ReplicaProofStatus, *, now: datetime) -> str:
+def _trouble_of(
+    each: ReplicaFact, kept: ReplicaProofStatus, *, seen_at: datetime | None, now: datetime
+) -> str:
     """Return why one replica is of no use, a stable code; empty if it may be."""
     if each.failed:
         return each.failed
@@ -393,8 +396,9 @@ def _trouble_of(each: ReplicaFact, kept: ReplicaProofStatus, *, now: datetime) -
         return DIFFERENT
     if each.boot is not None and each.boot.phase is BootPhase.FAILED:
         return each.boot.reason or "boot-failed"
-    serves = each.ready_since is not None and now >= each.ready_since + KNOWS_WITHIN
-    return NO_BOOTS if serves and each.reports and each.boot is None else ""
+    if seen_at is None or each.ready_since is None or not each.reports or each.boot is not None:
+        return ""
+    return NO_BOOTS if now >= max(seen_at, each.ready_since) + KNOWS_WITHIN else ""
 
 
 def _windows(seen: Sequence[ReplicaFact | None]) -> tuple[BootWindow, BootWindow] | None:
