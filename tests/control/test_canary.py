@@ -559,8 +559,11 @@ def test_a_sidecar_is_of_an_older_release_only_after_it_was_asked() -> None:
     name = w.begun()
 
     def if_asked(each: Replica, fact: ReplicaFact) -> ReplicaFact:
-        asked = canary.boot_order(each.uid, [w.proposals[name]], target=w.target)
-        return fact if asked is not None else replace(fact, boot=None)
+        pair = next((p for p in w.pairs(name) if each.uid in p.uids), None)
+        since = pair.seen if pair is not None else None
+        if since is None or w.now - since < timedelta(seconds=30):  # its answer is on the way
+            return replace(fact, boot=None)
+        return fact
 
     w.alters = if_asked
     w.reconcile(name)
