@@ -23,7 +23,14 @@ from retuned_operator.kube.client import Api
 from retuned_operator.kube.errors import ApiError, Forbidden, NotFound
 from retuned_operator.kube.kubeconfig import configuration_of
 from retuned_operator.kube.lease import Leader
-from retuned_operator.kube.resources import ACCESS_REVIEWS, LEASES, PODS, SECRETS
+from retuned_operator.kube.resources import (
+    ACCESS_REVIEWS,
+    LEASES,
+    PODS,
+    REPLICA_SETS,
+    SECRETS,
+    STATEFUL_SETS,
+)
 from retuned_operator.kube.transport import Transport
 from retuned_operator.manifests.replicas import ReplicaTemplate, replica_pod
 from retuned_operator.manifests.roles import LEASE
@@ -308,6 +315,11 @@ def test_the_operator_makes_and_deletes_canary_replicas_and_no_other_pod(
     for changes in foreign:
         with pytest.raises(Forbidden, match="canary replicas"):
             api.create(PODS, a_replica(**changes))
+    for workloads in (REPLICA_SETS, STATEFUL_SETS):
+        with pytest.raises(NotFound):
+            api.get(workloads, "nosuch", namespace="serving")
+        with pytest.raises(Forbidden):
+            api.list(workloads, namespace="serving")
     made = api.create(PODS, a_replica())
     api.delete(PODS, made["metadata"]["name"], namespace="serving")
     installed.kubectl("run", "chat-0", "-n", "serving", "--image", "vllm")
