@@ -163,6 +163,18 @@ def test_replicas_are_no_pods_of_their_target() -> None:
     assert (serving.replica, fleet.boot(serving)) == (False, None)
 
 
+def test_while_boots_run_nothing_is_written() -> None:
+    cluster = in_pair(CanaryCluster())
+    cluster.turn(seconds=30.0)
+    version = cluster.proposals()[0].metadata.resource_version
+    writes, kept = len(cluster.api.kinds), len(cluster.ledger.proofs)
+    for _ in range(4):
+        cluster.turn(seconds=30.0)
+    assert cluster.kept().open
+    assert cluster.proposals()[0].metadata.resource_version == version
+    assert (len(cluster.api.kinds), len(cluster.ledger.proofs)) == (writes, kept)
+
+
 def test_where_the_operator_may_make_none_it_is_held_by_name() -> None:
     cluster = CanaryCluster()
     cluster.owners = None
@@ -489,3 +501,20 @@ def test_a_server_that_starts_again_within_its_window_is_another_boot(tmp_path: 
     first.steps.observe = observe  # type: ignore[method-assign]
     cluster.until(lambda: cluster.kept().failures == 1)
     assert cluster.kept().why == "server-restarted"
+
+
+def test_a_withdrawal_ends_replicas_with_real_sidecars(tmp_path: Path) -> None:
+    cluster = begun(RealCanaries(tmp_path, effect=-0.05))
+    cluster.until(lambda: cluster.kept().pairs == 1)
+
+    def running() -> set[str | None]:
+        return {pod.server.slots()[0].active for pod in cluster.booted.values()}
+
+    cluster.until(lambda: running() == {None, NEW})
+    cluster.say("ada", DecisionKind.ABORT)
+    cluster.turn()
+    cluster.turn()
+    assert phase(cluster) is P.ABORTED
+    assert (cluster.replica_pods(), cluster.booted) == ([], {})
+    assert cluster.serving() == {None}
+    assert (cluster.kept().verdict, cluster.kept().kept) == ("not-concluded", False)
