@@ -37,6 +37,7 @@ from retuned.stages.watch.proof import (
     BootsMeasured,
     BootWindow,
     Interrupted,
+    ProofReason,
     ReplicaState,
     Tick,
     Verdict,
@@ -231,15 +232,14 @@ def stopped(case: ProposalStep) -> ProposalStep:
     kept = case.status.replicas
     if kept is None or kept.verdict or is_proving(case.status):
         return case
-    waits = case.phase.is_before_swap
     update: dict[str, object] = {"open": (), "sentence": "held: no replica is in use"}
-    if not waits:
-        words = "not concluded (interrupted): the proposal went on or ended without it"
-        interrupted = Interrupted(at_s=case.now.timestamp())
-        report = step_replicas(_begun(case, kept), interrupted).report
-        assert report is not None, "it was interrupted"
-        update |= {"verdict": str(report.verdict), "reason": str(report.reason), "at": case.now}
-        update["sentence"] = words
+    if not case.phase.is_before_swap:
+        update |= {
+            "verdict": str(Verdict.NOT_CONCLUDED),
+            "reason": str(ProofReason.INTERRUPTED),
+            "at": case.now,
+            "sentence": "not concluded (interrupted): the proposal went on or ended without it",
+        }
     return case.having(replicas=kept.model_copy(update=update))
 
 
