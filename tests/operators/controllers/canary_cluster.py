@@ -61,7 +61,13 @@ class CanaryCluster(Cluster):
     """A `Cluster` whose servers cannot be switched and whose operator may make replicas."""
 
     def __init__(
-        self, *, effect: float = 0.0, pods: int = 2, server: Server | None = None, **rule: Any
+        self,
+        *,
+        effect: float = 0.0,
+        pods: int = 2,
+        server: Server | None = None,
+        now: datetime = OPEN,
+        **rule: Any,
     ) -> None:
         self.effect, self.chance = effect, random.Random(3)
         self.schedules: Callable[[Obj], bool] = lambda _: True
@@ -71,28 +77,32 @@ class CanaryCluster(Cluster):
         self.most = 0
         """Most replicas at one time."""
         self.workload: Obj = {}
-        super().__init__(OPEN, pods=0, policy=policy(**rule), server=server)
+        super().__init__(now, pods=0, policy=policy(**rule), server=server)
         self.owners = self.api
         self.restart()
+        for number in range(pods):
+            self.start_pod(f"chat-{number}").steps = "not-switchable"
         self.workload = self.put(
             REPLICA_SETS,
             {
                 "apiVersion": "apps/v1",
                 "kind": "ReplicaSet",
                 "metadata": {"name": "chat-abc", "namespace": self.namespace},
-                "spec": {"template": TEMPLATE},
+                "spec": {
+                    "replicas": pods,
+                    "selector": {"matchLabels": {"app": "chat"}},
+                    "template": TEMPLATE,
+                },
             },
         )
-        for number in range(pods):
-            self.start_pod(f"chat-{number}")
+        self.adopt()
 
-    def start_pod(self, name: str) -> ServerPod:
-        made = super().start_pod(name)
-        made.steps = "not-switchable"
+    def adopt(self) -> None:
+        """Let the pods be those of the workload, as its controller does it."""
         about = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "controller": True}
         ref = about | {"name": "chat-abc", "uid": self.workload["metadata"]["uid"]}
-        self.change(PODS, name, {"metadata": {"ownerReferences": [ref]}})
-        return made
+        for server in self.servers.values():
+            self.change(PODS, server.name, {"metadata": {"ownerReferences": [ref]}})
 
     def retemplate(self, image: str) -> None:
         """Let somebody change the pod template."""
