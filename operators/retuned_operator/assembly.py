@@ -152,6 +152,7 @@ class Operator:
             ledger=self._state.ledger,
             kernels=self._state.kernels,
             tunables=self._state.tunables,
+            owners=self._reach.api if settings.canary_replicas else None,
             clock=self._clock,
             environment=settings.environment,
             generators=("search", EVOLVE) if settings.job_settings().asks_model else ("search",),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from retuned.api.agent import AlarmOrder, OverheadOrder, ProofOrder
+from retuned.api.agent import AlarmOrder, BootOrder, OverheadOrder, ProofOrder
 from retuned.contract import Digest
 from retuned.control.attributions import alarm_orders
+from retuned.control.canary import boot_order
 from retuned.control.orders import desired_orders
 from retuned.control.own_overhead import overhead_order
 from retuned.control.sentinels import all_orders
@@ -63,7 +64,14 @@ class CachedFleet:
         uid = str(body["metadata"].get("uid", ""))
         target = targets[0] if targets else ""
         gpus = gpus_of(body, self._gpu_resources)
-        return PodRecord(namespace=namespace, name=name, uid=uid, target=target, gpus=gpus)
+        return PodRecord(
+            namespace=namespace,
+            name=name,
+            uid=uid,
+            target=target,
+            gpus=gpus,
+            replica=objects.is_replica(body),
+        )
 
     def _surely_none(self, pod: Mapping[str, object]) -> bool:
         """Whether no target selects a pod: it goes back to its own code where that is said."""
@@ -88,6 +96,10 @@ class CachedFleet:
     def overhead(self, pod: PodRecord) -> OverheadOrder | None:
         """Return what a pod is to do about Retuned's own cost; see `Fleet.overhead`."""
         return overhead_order(pod.uid, self._target(pod).status.own_overhead)
+
+    def boot(self, pod: PodRecord) -> BootOrder | None:
+        """Return what a canary replica is to measure; see `Fleet.boot`."""
+        return boot_order(pod.uid, self._proposals(pod), target=self._target(pod))
 
     def _target(self, pod: PodRecord) -> TuningTarget:
         body = self._caches.get(TARGETS, pod.target)

@@ -110,6 +110,8 @@ class Settings(BaseSettings):
         default=False, validation_alias=_named("allowServiceAccounts")
     )
     """Whether the admission policies let programs decide; the gate asks the policy besides."""
+    canary_replicas: bool = Field(default=False, validation_alias=_named("canaryReplicas"))
+    """Whether canary replicas may be made where a policy asks for them; it needs rights on pods."""
     traces_url: str = Field(default="", validation_alias=_named("tracesUrl"))
     """Where spans are posted, OTLP over HTTP, such as ``http://collector:4318/v1/traces``; empty
     sends none, unless OpenTelemetry's own variables name somebody."""

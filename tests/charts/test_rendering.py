@@ -259,6 +259,10 @@ def test_an_image_is_named_by_digest_before_tag_and_below_the_registry(helm: Hel
             {"channels": {"slack": {"people": {"U1": {"user": "system:admin"}}}}},
             "/channels/slack/people/U1/user",
         ),
+        (
+            {"canaryReplicas": {"enabled": True}, "admissionPolicies": {"enabled": False}},
+            "canaryReplicas.enabled",
+        ),
         ({"tracing": {"url": "collector:4318"}}, "/tracing/url"),
         ({"review": {"enabled": True}}, "review.hosts"),
         ({"review": {"enabled": True, "hosts": ["t.example"]}}, "review.proxy.secret"),

@@ -19,6 +19,7 @@ from retuned_operator.manifests import (
     priority_class,
     quota,
 )
+from retuned_operator.manifests.admission import replica_policy
 from retuned_operator.manifests.roles import pausing_rules, speaking_rules
 from retuned_operator.schema import KINDS, definition_of
 
@@ -63,6 +64,21 @@ def test_rights_of_the_operator(helm: Helm, watched: list[str]) -> None:
     kinds = ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
     found = [each for each in helm.objects(values) if each["kind"] in kinds]
     assert len(found) == len(roles) + len(people_roles())
+
+
+@pytest.mark.parametrize("watched", [[], ["serving"]])
+def test_rights_and_bounds_of_canary_replicas(helm: Helm, watched: list[str]) -> None:
+    values = {"scope": {"namespaces": watched}, "canaryReplicas": {"enabled": True}}
+    roles = operator_roles(
+        "retuned-operator",
+        namespace="retuned",
+        watched=watched,
+        experiments="retuned-experiments",
+        replicas=True,
+    )
+    same(helm, values, *roles, *replica_policy("retuned-operator", namespace="retuned"))
+    names = {each["metadata"]["name"] for each in helm.objects({})}
+    assert "retuned-canary-replicas" not in names
 
 
 def test_roles_of_people(helm: Helm) -> None:

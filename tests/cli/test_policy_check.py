@@ -160,6 +160,11 @@ def test_a_policy_is_explained_field_by_field(tmp_path: Path) -> None:
         ("{mode: required}", "or a swap cannot be switched off and on, nothing is swapped"),
         ("{mode: required, whenNotSwitchable: keep}", "kept without a measurement"),
         ("{mode: required, whenNotSwitchable: canary}", "(canary-replicas-unavailable)"),
+        ("{mode: required, whenNotSwitchable: canary}", "with 2 additional pods at one time"),
+        (
+            "{mode: required, whenNotSwitchable: canary, canaryPairs: 3}",
+            "with 6 additional pods at one time",
+        ),
         ("{mode: required, onTooLittleTraffic: keep}", "too-little-traffic: it is kept."),
         ("{mode: required, maxDuration: 10m, minEffect: 0.01}", "for at most 10 minutes"),
         ("{mode: required, minEffect: 0.01}", "under 1.00% do not count"),

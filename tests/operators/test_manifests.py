@@ -33,7 +33,9 @@ from retuned_operator.manifests import (
     proposal_name,
     quota,
 )
+from retuned_operator.manifests.admission import replica_policy
 from retuned_operator.manifests.jobs import MAX_TASK_BYTES, RESULTS_DIR, TELLER
+from retuned_operator.manifests.replicas import ReplicaTemplate, replica_pod, template_of
 from retuned_operator.manifests.server_container import CODE_DIR
 from retuned_operator.schema import JobRole
 
@@ -102,6 +104,28 @@ def server_pod(**changes: Any) -> dict[str, Any]:
     }
 
 
+def workload(**changes: Any) -> dict[str, Any]:
+    """Return a ReplicaSet of servers as its Deployment has made it."""
+    pod = server_pod()
+    labels = {"app": "chat", "pod-template-hash": "5d8f"}
+    notes = {"retuned.dev/inject": "true"}
+    template = {"metadata": {"labels": labels, "annotations": notes}, "spec": pod["spec"]}
+    return {"kind": "ReplicaSet", "spec": {"template": template, **changes}}
+
+
+def a_replica() -> dict[str, Any]:
+    template = template_of(workload())
+    assert isinstance(template, ReplicaTemplate)
+    return replica_pod(
+        template,
+        name="swp-1-0-a",
+        pair="swp-1-0",
+        namespace="serving",
+        proposal="swp-1",
+        proposal_uid="u-1",
+    )
+
+
 def everything() -> list[dict[str, Any]]:
     jobs = [
         each
@@ -139,6 +163,11 @@ def everything() -> list[dict[str, Any]]:
             experiments="retuned-experiments",
         ),
         *operator_roles("retuned-operator", namespace="retuned", watched=[], experiments=""),
+        *operator_roles(
+            "retuned-operator", namespace="retuned", watched=[], experiments="", replicas=True
+        ),
+        *replica_policy("retuned-operator", namespace="retuned"),
+        a_replica(),
         *people_roles(),
         dict(inject(server_pod(), settings=SIDECAR).pod),
     ]
@@ -589,6 +618,76 @@ class TestRights:
         assert "break-glass" not in verbs["retuned-approver"]
         assert "approve" not in verbs["retuned-admin"]
         assert "approve" not in verbs["retuned-viewer"]
+
+
+class TestCanaryReplicas:
+    def test_are_pods_of_the_template_without_its_count(self) -> None:
+        body, template = a_replica(), workload()["spec"]["template"]
+        assert body["spec"] == template["spec"]
+        assert body["metadata"]["annotations"] == template["metadata"]["annotations"]
+        assert body["metadata"]["labels"] == {
+            "app": "chat",
+            "app.kubernetes.io/managed-by": "retuned-operator",
+            "retuned.dev/replica-of": "swp-1",
+            "retuned.dev/replica-pair": "swp-1-0",
+        }
+
+    def test_go_with_their_proposal_and_no_workload_adopts_them(self) -> None:
+        (owner,) = a_replica()["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["name"], owner["uid"]) == ("SwapProposal", "swp-1", "u-1")
+        assert owner["controller"] is True
+
+    def test_are_injected_as_other_pods_of_the_workload(self) -> None:
+        found = inject(a_replica(), settings=SIDECAR)
+        assert found.reason is None
+        assert found.pod["metadata"]["labels"]["retuned.dev/replica-of"] == "swp-1"
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"template": None},
+            {"template": {"metadata": {}}},
+            {"template": {"spec": {"containers": []}}},
+            {"volumeClaimTemplates": [{"metadata": {"name": "data"}}]},
+        ],
+    )
+    def test_are_not_made_of_what_is_no_template_for_them(self, changes: dict[str, Any]) -> None:
+        assert isinstance(template_of(workload(**changes)), str)
+
+    def test_another_template_has_another_digest(self) -> None:
+        first, again = template_of(workload()), template_of(workload())
+        other = workload()
+        other["spec"]["template"]["spec"]["nodeSelector"] = {"zone": "b"}
+        second = template_of(other)
+        assert isinstance(first, ReplicaTemplate)
+        assert isinstance(again, ReplicaTemplate)
+        assert isinstance(second, ReplicaTemplate)
+        assert first.digest == again.digest != second.digest
+
+    def test_need_two_rights_more_and_nobody_has_them_without(self) -> None:
+        def rules(*, replicas: bool) -> list[dict[str, Any]]:
+            roles = operator_roles(
+                "op", namespace="retuned", watched=["a"], experiments="exp", replicas=replicas
+            )
+            return [rule for role in roles for rule in role.get("rules", ())]
+
+        without = rules(replicas=False)
+        more = [rule for rule in rules(replicas=True) if rule not in without]
+        assert [(rule["resources"], rule["verbs"]) for rule in more] == [
+            (["pods"], ["create", "delete"]),
+            (["replicasets", "statefulsets"], ["get"]),
+        ]
+        verbs = {verb for rule in without if "pods" in rule["resources"] for verb in rule["verbs"]}
+        assert verbs == {"get", "list", "watch"}
+
+    def test_are_all_that_the_operator_may_make_and_delete(self) -> None:
+        policy, binding = replica_policy("op", namespace="retuned")
+        (rules,) = policy["spec"]["matchConstraints"]["resourceRules"]
+        assert rules["operations"] == ["CREATE", "DELETE"]
+        (who,) = policy["spec"]["matchConditions"]
+        assert "'system:serviceaccount:retuned:op'" in who["expression"]
+        assert policy["spec"]["failurePolicy"] == "Fail"
+        assert "Deny" in binding["spec"]["validationActions"]
 
 
 class TestAdmissionOfDecisions:

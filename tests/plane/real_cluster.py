@@ -123,11 +123,13 @@ class RealServer:
 
 
 @contextmanager
-def real_cluster(plane: ControlPlane) -> Iterator[RealServer]:
+def real_cluster(plane: ControlPlane, *, replicas: bool = False) -> Iterator[RealServer]:
     """Make a namespace with people, their admission, and an operator with the chart's rights."""
     name = f"story-{uuid.uuid4().hex[:10]}"
     namespace: Obj = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
-    roles = operator_roles(f"operator-{name}", namespace=name, watched=[name], experiments="")
+    roles = operator_roles(
+        f"operator-{name}", namespace=name, watched=[name], experiments="", replicas=replicas
+    )
     rules = [*admission(name), *(each for each in roles if each["kind"].startswith("Cluster"))]
     rules += [
         binding(f"{name}-{group}", "retuned-approver", {"kind": "Group", "name": group})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import threading
@@ -22,8 +23,16 @@ from retuned_operator.kube.client import Api
 from retuned_operator.kube.errors import ApiError, Forbidden, NotFound
 from retuned_operator.kube.kubeconfig import configuration_of
 from retuned_operator.kube.lease import Leader
-from retuned_operator.kube.resources import ACCESS_REVIEWS, LEASES, PODS, SECRETS
+from retuned_operator.kube.resources import (
+    ACCESS_REVIEWS,
+    LEASES,
+    PODS,
+    REPLICA_SETS,
+    SECRETS,
+    STATEFUL_SETS,
+)
 from retuned_operator.kube.transport import Transport
+from retuned_operator.manifests.replicas import ReplicaTemplate, replica_pod
 from retuned_operator.manifests.roles import LEASE
 from retuned_operator.manifests.settings import sidecar_settings
 from retuned_operator.schema import KINDS
@@ -273,6 +282,50 @@ def test_the_operator_reads_no_other_secret_and_no_pod_elsewhere(installed: Clus
     for resource, namespace in ((SECRETS, "retuned"), (SECRETS, "serving"), (PODS, "default")):
         with pytest.raises(Forbidden):
             api.list(resource, namespace=namespace)
+
+
+def test_the_operator_makes_and_deletes_canary_replicas_and_no_other_pod(
+    installed: Cluster,
+) -> None:
+    values = ("-f", str(VALUES), "--set", "canaryReplicas.enabled=true")
+    installed.helm("upgrade", "retuned", str(CHART), *values)
+    api, numbers = installed.as_operator(), itertools.count()
+    containers = [{"name": "server", "image": "vllm"}]
+    template = ReplicaTemplate(
+        body={"metadata": {"labels": {"app": "chat"}}, "spec": {"containers": containers}}
+    )
+
+    def a_replica(**changes: Any) -> dict[str, Any]:
+        body = replica_pod(
+            template,
+            name=f"swp-1-{next(numbers)}-a",
+            pair="swp-1-0",
+            namespace="serving",
+            proposal="swp-1",
+            proposal_uid="c0ffee00-0000-4000-8000-000000000000",
+        )
+        return body | {"metadata": body["metadata"] | changes}
+
+    def is_bounded() -> bool:
+        said = refusal(lambda: api.create(PODS, a_replica(labels={"app": "chat"})))
+        return isinstance(said, Forbidden) and "canary replicas" in str(said)
+
+    eventually(is_bounded)  # rights and policy take effect a moment later
+    foreign: tuple[dict[str, Any], ...] = ({"ownerReferences": []}, {"labels": {}})
+    for changes in foreign:
+        with pytest.raises(Forbidden, match="canary replicas"):
+            api.create(PODS, a_replica(**changes))
+    for workloads in (REPLICA_SETS, STATEFUL_SETS):
+        with pytest.raises(NotFound):
+            api.get(workloads, "nosuch", namespace="serving")
+        with pytest.raises(Forbidden):
+            api.list(workloads, namespace="serving")
+    made = api.create(PODS, a_replica())
+    api.delete(PODS, made["metadata"]["name"], namespace="serving")
+    installed.kubectl("run", "chat-0", "-n", "serving", "--image", "vllm")
+    with pytest.raises(Forbidden, match="canary replicas"):
+        api.delete(PODS, "chat-0", namespace="serving")
+    installed.kubectl("delete", "pod", "chat-0", "-n", "serving", "--grace-period=0", "--force")
 
 
 YES = {

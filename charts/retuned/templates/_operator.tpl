@@ -14,6 +14,7 @@
   "sloAlerts" .Values.monitoring.sloAlerts
   "tracesUrl" .Values.tracing.url
   "allowServiceAccounts" .Values.admissionPolicies.allowServiceAccounts
+  "canaryReplicas" .Values.canaryReplicas.enabled
 }}
 {{- $endpoint := dict }}
 {{- with $jobs.endpoint }}

@@ -21,7 +21,7 @@ from retuned.stages.profile import WorkloadProfile
 from retuned.stages.swap import SwapOrder
 from retuned.stages.verdict import ServerEnvironment
 from retuned.stages.watch import WatchReport, WatchSample
-from retuned.stages.watch.proof import Phase, ProofClaim
+from retuned.stages.watch.proof import Arm, BootWindow, Phase, ProofClaim
 
 AUDIENCE = "retuned.dev"
 """Audience of the token by which a sidecar proves its pod."""
@@ -294,6 +294,33 @@ class LevelsState(StrEnum):
     """It reads them."""
 
 
+class BootPhase(StrEnum):
+    """State of the measurement of one boot in a replica."""
+
+    WAITING = "waiting"
+    """The server has made no step yet, or does not run what it must hold."""
+    RECORDING = "recording"
+    """Its steps are recorded, those that are left out included."""
+    DONE = "done"
+    """Its window is complete."""
+    FAILED = "failed"
+    """It leads to no window; the reason is a code."""
+
+
+class PodBoot(Record):
+    """One boot of a replica; sent repeatedly."""
+
+    proposal: Short
+    definition: Name
+    replica: PodName
+    """The pod, as the operator named it in `BootOrder`."""
+    phase: BootPhase
+    reason: Code = ""
+    """Why it failed, or what it waits for; empty if unknown."""
+    window: BootWindow | None = None
+    """What was measured; None before. The operator checks it."""
+
+
 class ProofPost(AgentMessage):
     """What live proofs a pod's server allows, and those that it is asked for."""
 
@@ -313,6 +340,8 @@ class ProofPost(AgentMessage):
     overhead: PodOverhead | None = None
     """The last measurement of Retuned's own cost; None once the operator has it. Sent on request.
     """
+    boot: PodBoot | None = None
+    """The boot that the operator asks a replica for; None if it asks for none."""
 
 
 class Ack(Record):
@@ -387,6 +416,23 @@ class OverheadOrder(Record):
     environment has none, all launches are counted."""
 
 
+class BootOrder(Record):
+    """What a canary replica is to measure of its boot."""
+
+    proposal: Short
+    definition: Name
+    replica: PodName
+    """Name of the pod."""
+    arm: Arm
+    """What the server must hold: `on` is the swap."""
+    order: Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z0-9:._-]*$")] = ""
+    """Order that must be in force before the window begins; empty without the swap."""
+    leave_out_s: Annotated[float, Field(ge=0.0, le=1e5)]
+    """Length of what is left out after the first step, seconds."""
+    window_s: Annotated[float, Field(gt=0.0, le=1e5)]
+    """Length of the window after that, seconds."""
+
+
 class Orders(Record):
     """The wanted state of a pod: the newest order of each slot."""
 
@@ -399,6 +445,8 @@ class Orders(Record):
     """Swaps that an alarm may try off. Sent on request."""
     overhead: OverheadOrder | None = None
     """What to do about Retuned's own cost; None does nothing. Sent on request."""
+    boot: BootOrder | None = None
+    """What a canary replica is to measure. Sent on request."""
     traces: dict[OrderId, Traceparent] = Field(default_factory=dict, max_length=MAX_SLOTS)
     """Parent spans of orders, by id, if tracing is on.
 
@@ -429,6 +477,8 @@ Report = ProfileReport | DriftPost | WatchPost | DefinitionPost | TunablePost | 
 
 
 _SINCE_2 = frozenset({"gpus", "gpus_traced"})
+_OMITTED = _SINCE_2 | {"boot", "overhead", "trials"}
+"""Fields that an operator of an older release does not know and does not ask for."""
 
 
 SaidT = TypeVar("SaidT", bound=AgentMessage)
@@ -455,7 +505,7 @@ def wire_json(report: Record) -> str:
     >>> wire_json(AgentMessage(pod=pod, target="serving/chat"))
     '{"pod":{"namespace":"serving","name":"chat-0","uid":"u-1"},"target":"serving/chat"}'
     """
-    unset = {each for each in _SINCE_2 | {"overhead", "trials"} if not getattr(report, each, None)}
+    unset = {each for each in _OMITTED if not getattr(report, each, None)}
     return report.model_dump_json(exclude=unset)
 
 
@@ -493,20 +543,21 @@ def revision_of(orders: Sequence[Record]) -> int:
 def as_orders(
     orders: Sequence[SwapOrder],
     proofs: Sequence[ProofOrder] = (),
+    boot: BootOrder | None = None,
     *,
     alarms: Sequence[AlarmOrder] = (),
     overhead: OverheadOrder | None = None,
 ) -> Orders:
     """Return the message for a set of orders and of all that goes with them."""
     ordered = sorted(orders, key=lambda order: (order.definition, order.epoch))
-    beside = (*proofs, *alarms, *(() if overhead is None else (overhead,)))
-    revision = revision_of([*ordered, *beside])
+    asked = (each for each in (overhead, boot) if each is not None)
     return Orders(
-        revision=revision,
+        revision=revision_of([*ordered, *proofs, *alarms, *asked]),
         orders=tuple(ordered),
         proofs=tuple(proofs),
         alarms=tuple(alarms),
         overhead=overhead,
+        boot=boot,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import AwareDatetime, Field
 
+from retuned.api.replicas import ReplicaProofStatus
 from retuned.api.target import ActiveKernel
 from retuned.api.values import (
     Abort,
@@ -345,6 +346,8 @@ class SwapProposalStatus(ApiModel):
     """Rule under which pods may try the swap off at an alarm. Unset while they may not."""
     attributions: tuple[LiveProofStatus, ...] = Field(default=(), max_length=16)
     """The newest trial of each pod whose alarm has tried the swap off."""
+    replicas: ReplicaProofStatus | None = None
+    """Live proof by canary replicas. Unset without one."""
     resumed: tuple[Uid, ...] = Field(default=(), max_length=64)
     """Decisions that have ended a pause; each ends one."""
     last_stable_digest: Digest | None = None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from retuned.api.agent import LevelsState
+from retuned.api.agent import LevelsState, PodBoot
 from retuned.api.decision import SwapDecision
 from retuned.api.experiment import JobRole, KernelExperimentStatus
 from retuned.api.proposal import LiveProofStatus, SwapProposal, SwapProposalStatus
@@ -22,7 +22,7 @@ from retuned.control.analysis import Compared
 from retuned.stages import gate
 from retuned.stages.verdict import Interval
 from retuned.stages.watch import Consequence, WatchReport
-from retuned.stages.watch.proof import ProofReport
+from retuned.stages.watch.proof import Coin, ProofReport, ReplicaState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +121,48 @@ class PodFact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaFact:
+    """State of one canary replica, a pod that the operator made."""
+
+    name: str
+    uid: str
+    made_at: datetime
+    """When the API server made it."""
+    running: bool
+    """Whether its containers run, ready or not."""
+    failed: str = ""
+    """Why it is of no use any more, stable code; empty if it may be."""
+    environment: str | None = None
+    """Digest of what its server runs on; empty if its processes differ, None if unknown."""
+    active: Digest | None = None
+    """Artifact in the slot; None is the original, or unknown."""
+    reports: bool = False
+    """Whether its sidecar reports live proofs."""
+    ready_since: datetime | None = None
+    """Since when it serves; None if it does not."""
+    boot: PodBoot | None = None
+    """What its sidecar reports of its boot; None if nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaFacts:
+    """All observations for a proof by canary replicas, where the operator may make pods."""
+
+    pods: tuple[ReplicaFact, ...] = ()
+    """Replicas of the proposal that exist."""
+    templates: tuple[Digest, ...] = ()
+    """Pod templates of serving pods with the proposal's environment; empty if none is known."""
+    no_template: str = ""
+    """Why none of them can be used, for people; empty if one can, or none is known."""
+    state: ReplicaState | None = None
+    """The stored state; None before the first."""
+    lost: bool = False
+    """Whether there is a state and it cannot be read any more."""
+    coin: Coin
+    """Source of random bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutFacts:
     """All observations for a step of a proposal."""
 
@@ -164,6 +206,8 @@ class RolloutFacts:
     """What the policy requires and is not possible here, stable code; empty if nothing is."""
     unavailable_detail: str = ""
     """Which server cannot do it, and why."""
+    replicas: ReplicaFacts | None = None
+    """Canary replicas; None where the control plane makes none."""
     leading: bool = True
     """Whether this process holds the lease; without it nothing is done."""
 
@@ -211,6 +255,9 @@ class RolloutStep:
     """Must be repeated until they are observed as done."""
     look_again_at: datetime | None = None
     """When time alone changes something; None if only an event does."""
+    replica_state: ReplicaState | None = None
+    """New state of a proof by canary replicas: must be kept before the status, which names it;
+    None if it has not changed."""
 
 
 class JobState(StrEnum):

@@ -19,6 +19,7 @@ from retuned.api.proposal import (
     RolloutStatus,
     SwapProposal,
 )
+from retuned.api.replicas import ReplicaProofStatus
 from retuned.control.facts import MeasuredFact, PodFact
 from retuned.control.orders import order_for
 from retuned.control.proposal_step import ProposalStep
@@ -111,6 +112,7 @@ def measured(
     pods: Sequence[PodFact],
     *,
     rule: LiveProof,
+    replicas: ReplicaProofStatus | None = None,
 ) -> MeasuredFact:
     """Return what the proofs mean for a swap under way.
 
@@ -124,6 +126,8 @@ def measured(
         Every pod of the target.
     rule
         The policy's rule now.
+    replicas
+        Proof by canary replicas, which counts for all pods of its environment; None without one.
     """
     if rule.mode is LiveProofMode.OFF or rollout is None:
         return MeasuredFact()
@@ -135,6 +139,8 @@ def measured(
     if any(not each.verdict for each in proofs) or any(p.environment is None for p in swapped):
         return MeasuredFact(consequence=Consequence.WAIT)
     for environment in _due(proofs, rollout, swapped):
+        if environment == proven_by_boots(replicas):
+            continue
         pool = _unproven(environment, proofs, swapped)
         reasons = {pod.name: why_not(pod, rule) for pod in pool}
         if None in reasons.values():
@@ -143,6 +149,12 @@ def measured(
         if refusing:
             return _no_pod_can(refusing)
     return MeasuredFact()
+
+
+def proven_by_boots(replicas: ReplicaProofStatus | None) -> str | None:
+    """Return the environment whose pods need no proof of their own any more; None without one."""
+    proven = replicas is not None and replicas.verdict and replicas.kept
+    return replicas.environment if replicas is not None and proven else None
 
 
 def asked(case: ProposalStep, *, rule: LiveProof) -> ProposalStep:
@@ -160,6 +172,8 @@ def asked(case: ProposalStep, *, rule: LiveProof) -> ProposalStep:
     ]
     running = {each.environment for each in found if not each.verdict}
     for environment in _due(found, rollout, swapped):
+        if environment == proven_by_boots(case.status.replicas):
+            continue
         pod = _prover(environment, found, swapped, rule=rule)
         if environment in running or pod is None:
             continue

@@ -23,6 +23,7 @@ from retuned.stages.swap import (
     order_rollback,
     order_swap,
 )
+from retuned.stages.watch.proof import Arm
 
 OUT_OF_EPOCH = "out-of-epoch"
 """A sidecar's code for an order that came after a later one; it is reissued with a new epoch."""
@@ -57,6 +58,33 @@ def order_for(resource: SwapProposal, told: PodOrder, *, spread: Spread | None =
         spread=spread,
     )
     return order_rollback(forward, epoch=told.epoch) if back else forward
+
+
+def replica_order(resource: SwapProposal, uid: str, *, target: TuningTarget) -> SwapOrder | None:
+    """Return the order to swap of a canary replica; None for every other pod.
+
+    Parameters
+    ----------
+    resource
+        The proposal; its status names the replicas of each pair.
+    uid
+        The pod.
+    target
+        Its TuningTarget, whose active variant is the previous one.
+    """
+    kept = resource.status.replicas
+    if kept is None or kept.verdict or resource.status.phase is not ProposalPhase.PROVING:
+        return None
+    if all((uid, Arm.ON) not in zip(pair.uids, pair.runs, strict=True) for pair in kept.open):
+        return None
+    kernel = resource.spec.kernel
+    entry = next((e for e in target.status.active_kernels if e.kernel == kernel), None)
+    return order_swap(
+        resource.stage_proposal(),
+        epoch=2 if entry is None else entry.epoch + 1,
+        previous=entry.digest if entry is not None else None,
+        previous_guard=entry.guard if entry is not None else None,
+    )
 
 
 def slot_of(pod: PodFact, kernel: str) -> SlotFacts:
@@ -201,6 +229,9 @@ def desired_orders(
     found: dict[str, SwapOrder] = {}
     mine = [each for each in proposals if each.target == target.full_name]
     for resource in mine:
+        canary = replica_order(resource, uid, target=target)
+        if canary is not None:
+            _keep(found, canary)
         rollout = resource.status.rollout
         told = next((t for t in rollout.pods if t.uid == uid), None) if rollout else None
         if told is not None:

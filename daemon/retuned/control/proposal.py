@@ -11,7 +11,15 @@ from datetime import datetime, timedelta
 
 from retuned.api.proposal import AnalysisStatus, ProposalPhase, RolloutStatus, SwapProposal
 from retuned.api.target import Quarantined, TargetMode
-from retuned.control import attributions, gate_facts, live_proofs, orders, sentinels, waves
+from retuned.control import (
+    attributions,
+    canary,
+    gate_facts,
+    live_proofs,
+    orders,
+    sentinels,
+    waves,
+)
 from retuned.control.facts import (
     Activate,
     Deactivate,
@@ -21,6 +29,7 @@ from retuned.control.facts import (
     RolloutFacts,
     RolloutStep,
 )
+from retuned.control.live_proofs import NO_CANARY_REPLICAS
 from retuned.control.proposal_step import ProposalStep, cause_of, entry_of, is_quarantined, noted
 from retuned.control.rollback import has_strayed
 from retuned.control.rollout import after, going_back, told_more
@@ -31,6 +40,8 @@ _LOOK_AGAIN = timedelta(seconds=30)
 """Interval of the observations of a rollout."""
 
 _P = ProposalPhase
+_UNKNOWN = frozenset({"environment-unknown", "baseline-unknown", "pods-not-ready"})
+"""Reasons that an operator which has just begun gives: it has heard of no pod yet."""
 
 
 def step(resource: SwapProposal, facts: RolloutFacts, *, now: datetime) -> RolloutStep:
@@ -67,7 +78,7 @@ def step(resource: SwapProposal, facts: RolloutFacts, *, now: datetime) -> Rollo
         case = case.having(sentinels=facts.sentinels)
     if facts.attributions is not None:
         case = case.having(attributions=facts.attributions)
-    if case.phase.is_before_swap:
+    if case.phase.is_before_swap or canary.is_proving(case.status):
         case = _before(noted(case))
     elif case.phase.is_under_way or case.phase is _P.PROMOTED:
         case = after(case)
@@ -75,28 +86,39 @@ def step(resource: SwapProposal, facts: RolloutFacts, *, now: datetime) -> Rollo
         case = case.to(_P.ROLLING_BACK, "stray-pod", "a pod returned with the artifact")
     if case.phase.is_going_back:
         case = going_back(case)
+    case = canary.stopped(case)
     if facts.live_proofs is not None and case.asked is not None and case.asked.chosen is not None:
         rule = case.asked.chosen.policy.spec.live_proof
         case = sentinels.asked(live_proofs.asked(case, rule=rule), rule=rule)
         case = attributions.asked(case, rule=rule)
-    return RolloutStep(status=case.status, actions=_actions(case), look_again_at=_again(case))
+    return RolloutStep(
+        status=case.status,
+        actions=_actions(case),
+        look_again_at=_again(case),
+        replica_state=case.replica_state,
+    )
 
 
 def _before(case: ProposalStep) -> ProposalStep:
-    """Advance one step before the first order, or end."""
-    facts, spec = case.facts, case.resource.spec
+    """Advance one step before the first order, or end.
+
+    While canary replicas prove, what forbids a begin holds the proof, and what is unknown does not.
+    """
+    facts, spec, proving = case.facts, case.resource.spec, canary.is_proving(case.status)
     if spec.abort.requested:
         return case.to(_P.ABORTED, "aborted", spec.abort.reason)
     outdated = _outdated(case)
     if outdated is not None:
         return outdated
     if not facts.evidence_checked:
-        return case.to(_P.VALIDATING, "evidence-unchecked")
+        return case if proving else case.to(_P.VALIDATING, "evidence-unchecked")
     if facts.evidence_fault is not None:
         return case.to(_P.INVALID, facts.evidence_fault)
     if is_quarantined(case):
         return case.to(_P.INVALID, "quarantined", "the artifact is quarantined after recent harm")
     if case.asked is None:
+        if proving:
+            return case
         phase = case.phase if case.phase is _P.SCHEDULED else _P.AWAITING_APPROVAL
         return case.to(phase, "unreadable", "a policy, decision or freeze cannot be read")
     answer = case.asked.answer
@@ -112,8 +134,15 @@ def _before(case: ProposalStep) -> ProposalStep:
         return case.to(_P.SCHEDULED, str(answer.reason), detail)
     held = _held_back(case)
     if held is not None:
-        return case.to(_P.SCHEDULED, *held)
-    return _begun(case.to(_P.APPROVED, str(answer.reason), detail))
+        passing = held[0] in _UNKNOWN or (held[0] == "slo-alert" and facts.slo_firing is None)
+        return case if proving and passing else case.to(_P.SCHEDULED, *held)
+    if not proving:
+        case = case.to(_P.APPROVED, str(answer.reason), detail)
+    if canary.is_due(case):
+        case = canary.advanced(case)
+        if not canary.is_proven(case.status):
+            return case
+    return _begun(case)
 
 
 def _outdated(case: ProposalStep) -> ProposalStep | None:
@@ -159,7 +188,7 @@ def _held_back(case: ProposalStep) -> tuple[str, str] | None:
         (not facts.pods, "no-pods", "the target has no server"),
         (not any(pod.ready for pod in facts.pods), "pods-not-ready", "no server is ready"),
         (
-            bool(facts.unavailable),
+            bool(facts.unavailable) and not _may_prove(case),
             facts.unavailable,
             facts.unavailable_detail
             or "the policy requires what is not possible on these servers; change the policy for "
@@ -167,6 +196,13 @@ def _held_back(case: ProposalStep) -> tuple[str, str] | None:
         ),
     )
     return next(((reason, detail) for yes, reason, detail in held if yes), None)
+
+
+def _may_prove(case: ProposalStep) -> bool:
+    """Whether canary replicas prove, or have proven, what cannot be proven in serving pods."""
+    if canary.is_due(case):
+        return True
+    return canary.is_proven(case.status) and case.facts.unavailable == NO_CANARY_REPLICAS
 
 
 def _begun(case: ProposalStep) -> ProposalStep:

@@ -11,6 +11,7 @@ from retuned.control import gate_facts
 from retuned.control.facts import RolloutFacts
 from retuned.control.gate_facts import GateResult
 from retuned.stages.gate import Rollout
+from retuned.stages.watch.proof import ReplicaState
 
 _HISTORY = 20
 
@@ -24,6 +25,8 @@ class ProposalStep:
     asked: GateResult | None
     now: datetime
     status: SwapProposalStatus
+    replica_state: ReplicaState | None = None
+    """State of a proof by canary replicas after the step; None if it has not changed."""
 
     @property
     def phase(self) -> ProposalPhase:

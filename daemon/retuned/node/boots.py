@@ -18,8 +18,9 @@ from retuned.stages.watch.proof import (
     Arm,
     BootSettings,
     BootWindow,
-    StepRecord,
+    StepColumns,
     columns_of,
+    joined,
     window_of,
 )
 
@@ -66,15 +67,15 @@ def record_boot(
     """
     sleep(settings.leave_out_s)
     left_s, engine = settings.window_s, ""
-    steps: list[StepRecord] = []
+    looks: list[StepColumns] = []
     while left_s > 0.0:
         look_s = min(LOOK_S, left_s)
         seen = observer.observe(look_s)
         if engine and seen.engine != engine:
             raise CandidateError(_RESTARTED, detail=f"{engine}, then {seen.engine}")
         engine, left_s = seen.engine, left_s - look_s
-        steps += seen.steps
-    columns = columns_of(steps)
+        looks.append(columns_of(seen.steps))  # a tenth of the memory of the records
+    columns = joined(looks)
     opens_s = float(columns.ended_s[0]) if len(columns) else 0.0
     window = window_of(
         replace(columns, on=np.full(len(columns), arm is Arm.ON)),

@@ -124,6 +124,8 @@ class ObservedSteps:
     engine: str
     """Name and version of the engine, such as ``vllm 0.33.0``; empty if unknown."""
     steps: Sequence[StepRecord]
+    instance: str = ""
+    """Changes with a restart of the server's process; empty if unknown."""
 
 
 class StepObserver(Protocol):

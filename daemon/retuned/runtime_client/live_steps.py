@@ -112,7 +112,11 @@ class StepLook:
             self._tap.end()
         if process.fault:
             raise CandidateError(process.fault, detail=f"{process.name} records no steps")
-        return ObservedSteps(engine=process.engine, steps=[_step(each) for each in process.records])
+        return ObservedSteps(
+            engine=process.engine,
+            steps=[_step(each) for each in process.records],
+            instance=process.instance,
+        )
 
 
 def _first(found: Sequence[ProcessSteps]) -> ProcessSteps:

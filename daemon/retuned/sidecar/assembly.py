@@ -21,7 +21,7 @@ from retuned.node.windows import WindowSettings, numbers_of
 from retuned.ports import Devices
 from retuned.runtime_client.change_orders import ChangeSwapper
 from retuned.runtime_client.kernels import RuntimeKernels
-from retuned.runtime_client.live_steps import ServerSteps
+from retuned.runtime_client.live_steps import ServerSteps, StepLook
 from retuned.runtime_client.own_overhead import ServerOverhead
 from retuned.runtime_client.tunables import RuntimeTunables
 from retuned.settings import Settings
@@ -122,6 +122,7 @@ def build(settings: Settings) -> tuple[Sidecar, PrometheusTelemetry]:
         kernels=RuntimeKernels(settings.sockets, server=server, most=_MAX_KINDS),
         tunables=RuntimeTunables(settings.sockets),
         live_steps=live_steps,
+        step_observer=StepLook(settings.sockets),
         own_overhead=OverheadKeeper(
             ServerOverhead(settings.sockets),
             live=live_steps,

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 from retuned.api.agent import (
     AlarmOrder,
+    BootOrder,
     LevelsState,
     OrderDone,
     Outcome,
@@ -29,6 +30,7 @@ from retuned.ports import (
     Operator,
     ServiceCounts,
     Spans,
+    StepObserver,
     Swapper,
     Telemetry,
     TraceSource,
@@ -137,6 +139,14 @@ class SidecarMemory(OrderMemory):
     """Swaps that an alarm may try off, as that answer has them."""
     overhead: OverheadOrder | None = None
     """What to do about Retuned's own cost, as that answer has it; None does nothing."""
+    boot: BootOrder | None = None
+    """What the operator asks a canary replica to measure, as its last answer has it."""
+    boot_waits: str = ""
+    """Why the boot is not measured yet, a reason code; empty if unknown."""
+    boot_instance: str | None = None
+    """Process of the server that made the first step; None before."""
+    boot_began_s: float = 0.0
+    """When that step was seen, seconds since 1970."""
     steps_known: bool = False
     """Whether `steps_unavailable` is an answer of the server."""
     steps_unavailable: str = ""
@@ -177,6 +187,8 @@ class Context:
     """Tunables of the server; None asks for none."""
     live_steps: LiveSteps | None = None
     """Steps of the server, for live proofs; None times none."""
+    step_observer: StepObserver | None = None
+    """Steps of the server outside of live proofs, for boots; None observes none."""
     service_counts: ServiceCounts | None = None
     """What the server counts of its requests, for service levels; None reads none."""
     own_overhead: OverheadKeeper | None = None

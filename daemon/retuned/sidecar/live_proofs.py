@@ -19,6 +19,7 @@ from retuned.api.agent import (
     MAX_PROOFS,
     AlarmOrder,
     LevelsState,
+    PodBoot,
     PodProof,
     ProofOrder,
     ProofPost,
@@ -150,8 +151,13 @@ def levels_seen(ctx: Context) -> LevelsState:
     return memory.levels
 
 
-def post(ctx: Context) -> None:
+def post(ctx: Context, *, boot: PodBoot | None = None) -> None:
     """Report whether swaps can be proven here, and each proof that the operator asks for.
+
+    Parameters
+    ----------
+    boot
+        What a canary replica has measured of its boot; None in other pods.
 
     Raises
     ------
@@ -178,6 +184,7 @@ def post(ctx: Context) -> None:
         ),
         engine=ctx.live_steps.engine()[:_NAME] if ctx.live_steps is not None else "",
         proofs=proofs,
+        boot=boot,
     )
     try:
         answer = ctx.operator.post(said)

@@ -14,6 +14,7 @@ from retuned.node.loops import attempt, wait_until
 from retuned.node.order_store import wanted_artifacts
 from retuned.sidecar import (
     attribution,
+    boots,
     devices,
     live_kernels,
     live_proofs,
@@ -75,13 +76,14 @@ class Sidecar:
     def prove(self, stop: threading.Event) -> None:
         """Prove the swaps that the operator asks for, until their verdicts; measure kept ones.
 
-        Nothing waits for it but an alarm, for a minute.
+        Nothing waits for it but an alarm, for a minute. A canary replica measures its boot instead.
         """
         ctx = self.ctx
         alarms = attribution.attribution_of(ctx)
         attempt(ctx.telemetry, "measure", lambda: alarms.try_off(stop))
         attempt(ctx.telemetry, "measure", lambda: live_proofs.prove(ctx, stop))
         attempt(ctx.telemetry, "measure", lambda: sentinels.keep_up(ctx, stop))
+        attempt(ctx.telemetry, "measure", lambda: boots.measure(ctx, stop))
         attempt(ctx.telemetry, "measure", lambda: self._weigh(stop))
 
     def _weigh(self, stop: threading.Event) -> None:
@@ -95,7 +97,8 @@ class Sidecar:
         reports.say_hello(self.ctx)
         # first: it needs no server that answers; but after a silence many windows wait
         reports.flush(self.ctx, most_windows=_FIRST_WINDOWS)
-        live_proofs.post(self.ctx)  # before the slots: decisions about them read it
+        # before the slots: decisions about them read it
+        live_proofs.post(self.ctx, boot=boots.reported(self.ctx))
         reports.tell_slots(self.ctx)
         reports.flush(self.ctx)
         # last: an operator of an older release does not know of them
@@ -122,11 +125,12 @@ class Sidecar:
                     order_intake.withdraw(ctx, ())
                 ctx.standing.named, ctx.standing.revision = frozenset(), 0
                 ctx.standing.proofs = ctx.standing.alarms = ()
-                ctx.standing.overhead = None
+                ctx.standing.overhead = ctx.standing.boot = None
             raise
         with ctx.lock:
             ctx.standing.proofs = said.proofs  # first: what is named and not asked is switched on
             ctx.standing.alarms, ctx.standing.overhead = said.alarms, said.overhead
+            ctx.standing.boot = said.boot
             something = order_intake.take(ctx, said.orders, traces=said.traces)
             ctx.standing.revision = said.revision
         return something

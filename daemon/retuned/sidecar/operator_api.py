@@ -195,7 +195,8 @@ class OperatorApi:
     def orders(self, *, after: int, wait_s: float) -> Orders:
         """Return what this pod is to have; see `Operator.orders`."""
         wait_s = min(max(wait_s, 0.0), MAX_WAIT_S)
-        path = f"/v1/orders?after={after}&wait={wait_s:g}&traces=1&proofs=1&alarms=1&overhead=1"
+        asked = "traces=1&proofs=1&alarms=1&overhead=1&boot=1"
+        path = f"/v1/orders?after={after}&wait={wait_s:g}&{asked}"
         return self._json("GET", path, answer=Orders, within_s=wait_s + _ANSWER_S)
 
     def done(self, said: OrderDone, *, traceparent: str = "") -> None:

@@ -14,6 +14,7 @@ from retuned.api.agent import (
     Ack,
     AgentMessage,
     AlarmOrder,
+    BootOrder,
     Bundle,
     BundleFile,
     Hello,
@@ -68,6 +69,7 @@ class FakeOperator:
         self._proofs: tuple[ProofOrder, ...] = ()
         self._alarms: tuple[AlarmOrder, ...] = ()
         self._overhead: OverheadOrder | None = None
+        self._boot: BootOrder | None = None
         self._changed = threading.Condition()
 
     def order(self, *orders: SwapOrder) -> None:
@@ -92,6 +94,12 @@ class FakeOperator:
         """Tell the pod what to do about Retuned's own cost."""
         with self._changed:
             self._overhead = order
+            self._changed.notify_all()
+
+    def measure(self, boot: BootOrder | None) -> None:
+        """Ask the pod to measure its boot."""
+        with self._changed:
+            self._boot = boot
             self._changed.notify_all()
 
     def hello(self, hello: Hello) -> Welcome:
@@ -143,7 +151,9 @@ class FakeOperator:
         self.traces.append(traceparent)
 
     def _named(self) -> Orders:
-        return as_orders(self._orders, self._proofs, alarms=self._alarms, overhead=self._overhead)
+        return as_orders(
+            self._orders, self._proofs, self._boot, alarms=self._alarms, overhead=self._overhead
+        )
 
     def _take(self, said: AgentMessage) -> None:
         self._answer()

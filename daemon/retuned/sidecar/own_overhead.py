@@ -52,6 +52,6 @@ def reported(ctx: Context, *, most_pairs: int) -> PodOverhead | None:
 def _is_wanted(ctx: Context) -> bool:
     """Whether the operator asks this pod, and nothing else is measured or in force in it."""
     asked = ctx.standing.overhead
-    if asked is None or not asked.measure or ctx.standing.proofs:
+    if asked is None or not asked.measure or ctx.standing.proofs or ctx.standing.boot is not None:
         return False
     return all(kept.order.artifact is None for kept in latest(ctx.store).values())

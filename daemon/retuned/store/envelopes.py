@@ -55,19 +55,19 @@ def unseal(data: bytes, *, verifier: Verifier) -> tuple[EvidenceDocument | None,
         document = EvidenceDocument.model_validate_json(envelope.payload)
     except ValidationError as error:
         return None, _unreadable(error)
-    return document, _doubt_of(envelope, verifier)
+    return document, _doubt(envelope, verifier)
 
 
-def text_in(data: bytes, *, verifier: Verifier) -> str | Doubt:
-    """Return the text of an envelope, or why it is not to be believed."""
+def payload_of(data: bytes, *, verifier: Verifier) -> bytes | Doubt:
+    """Return the document of an envelope whatever it is about, or why it is not to be believed."""
     envelope = _envelope(data)
     if isinstance(envelope, Doubt):
         return envelope
-    return _doubt_of(envelope, verifier) or envelope.payload
+    return _doubt(envelope, verifier) or envelope.payload.encode()
 
 
-def _doubt_of(envelope: SignedEvidence, verifier: Verifier) -> Doubt | None:
-    """Return why the signature of an envelope is not to be believed; None if it is."""
+def _doubt(envelope: SignedEvidence, verifier: Verifier) -> Doubt | None:
+    """Return what is wrong with a signature; None if nothing is."""
     try:
         signature = bytes.fromhex(envelope.signature)
     except ValueError:

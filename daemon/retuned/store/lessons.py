@@ -14,7 +14,7 @@ from retuned.errors import UnreadableInput
 from retuned.ports import Notary, Store, Verifier
 from retuned.stages.proposal import Lesson
 from retuned.stages.verdict import Doubt
-from retuned.store.envelopes import seal, text_in
+from retuned.store.envelopes import payload_of, seal
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def kept(store: Store, *, prefix: str = "", verifier: Verifier | None = None) ->
 
 def _check(store: Store, lesson: Lesson, *, signed: Digest, verifier: Verifier) -> None:
     """Raise where a lesson is not the one that was signed."""
-    text = text_in(store.get_blob(signed), verifier=verifier)
+    text = payload_of(store.get_blob(signed), verifier=verifier)
     if isinstance(text, Doubt):
         raise UnreadableInput("lesson-altered", where=signed, message=text.detail)
     if Lesson.model_validate_json(text) != lesson:

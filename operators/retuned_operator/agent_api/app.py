@@ -19,6 +19,7 @@ from retuned.api.agent import (
     VERSION,
     Ack,
     AlarmOrder,
+    BootOrder,
     DefinitionPost,
     DriftPost,
     Hello,
@@ -66,6 +67,8 @@ Traces = Callable[[PodRecord, Sequence[SwapOrder]], Mapping[str, str]]
 """Spans that orders of a pod go on from, by the id of the order; from memory."""
 Heard = Callable[[PodRecord], bool]
 """Whether a pod has said who it is to this very process; from memory."""
+_ASKED_FOR = ("traces", "proofs", "alarms", "overhead", "boot")
+"""Parts of an answer that a sidecar gets if it asks for them."""
 _LOOK_AGAIN_S = 5.0
 """Who waits looks this often without being woken, and whether its pod is still there, seconds."""
 
@@ -172,9 +175,7 @@ class _Agent:
         # who does not ask for them is of a release that does not know of them; so with proofs
         if request.query_params.get("traces") == "1":
             answer = answer.model_copy(update={"traces": dict(self._traces(pod, answer.orders))})
-        unset = {
-            each for each in ("traces", "proofs", "alarms", "overhead") if not getattr(answer, each)
-        }
+        unset = {each for each in _ASKED_FOR if not getattr(answer, each)}
         return json_answer(answer.model_dump_json(exclude=unset))
 
     async def artifact(self, request: Request) -> Response:
@@ -249,6 +250,7 @@ class _Agent:
                 answer = as_orders(
                     self._of(pod),
                     self._proofs(request, pod),
+                    self._boot(request, pod),
                     alarms=self._alarms(request, pod),
                     overhead=self._overhead(request, pod),
                 )
@@ -277,6 +279,10 @@ class _Agent:
     def _overhead(self, request: Request, pod: PodRecord) -> OverheadOrder | None:
         asks = request.query_params.get("overhead") == "1"
         return self._fleet.overhead(pod) if asks else None
+
+    def _boot(self, request: Request, pod: PodRecord) -> BootOrder | None:
+        asks = pod.replica and request.query_params.get("boot") == "1"
+        return self._fleet.boot(pod) if asks else None
 
     async def _in_thread(self, do: Callable[[], R]) -> R:
         return await to_thread.run_sync(do, limiter=self._threads)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from retuned.api.agent import (
     AlarmOrder,
+    BootOrder,
     DefinitionPost,
     DriftPost,
     Hello,
@@ -50,6 +51,8 @@ class PodRecord:
     """TuningTarget whose selector it matches, as ``namespace/name``; empty where none does."""
     gpus: int = 1
     """Accelerators that it requests; 1 where it requests none that are known."""
+    replica: bool = False
+    """Whether it is a canary replica, which says nothing of the servers of its target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +116,10 @@ class PodDirectory(Protocol):
 
     def overhead(self, pod: PodRecord) -> OverheadOrder | None:
         """Return what a pod is to do about Retuned's own cost, None for nothing; as `orders`."""
+        ...
+
+    def boot(self, pod: PodRecord) -> BootOrder | None:
+        """Return what a canary replica is to measure, None for other pods; as `orders`."""
         ...
 
     def artifact(self, digest: Digest) -> Mapping[str, bytes] | None:

@@ -82,7 +82,8 @@ class Reports:
 
     def take(self, receipt: Receipt, said: Said) -> None:
         """Keep what was said; see `Inbox.take`."""
-        if isinstance(said, ProfileReport | DriftPost | DefinitionPost | TunablePost):
+        archived = isinstance(said, ProfileReport | DriftPost | DefinitionPost | TunablePost)
+        if archived and not receipt.pod.replica:
             self._archive.take(receipt, said)  # first: what cannot be kept is told again
         with self._lock:
             before = self._said.get(receipt.pod.uid)
@@ -160,8 +161,10 @@ def _proof_essence(post: ProofPost) -> object:
     proofs = [(each.order, each.phase, each.claim is None) for each in post.proofs]
     days = [(each.order, each.claim) for each in post.days]
     days += [(each.order, each.claim) for each in post.trials]
-    overhead = post.overhead and post.overhead.at
-    return post.unavailable, post.temporary, post.levels, post.engine, proofs, days, overhead
+    overhead, boot = post.overhead and post.overhead.at, post.boot
+    measured = None if boot is None else (boot.replica, boot.phase, boot.reason, boot.window)
+    said = (post.unavailable, post.temporary, post.levels, post.engine)
+    return (*said, proofs, days, overhead, measured)
 
 
 def _essence(watch: WatchPost) -> object:

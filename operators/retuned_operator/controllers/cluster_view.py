@@ -42,6 +42,7 @@ from retuned_operator.controllers.ports import (
     Kernels,
     Ledger,
     NoTunables,
+    Owners,
     Reports,
     Signals,
     Tunables,
@@ -82,6 +83,8 @@ class ClusterView:
     """Who proposes variants of kernels that have a reference."""
     tunables: Tunables = field(default_factory=NoTunables)
     """Tunables of servers."""
+    owners: Owners | None = None
+    """Workloads of server pods; None makes no canary replicas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,13 +144,20 @@ def target_of(world: ClusterView, key: str) -> TuningTarget | None:
 
 
 def server_pods(caches: Caches, target: TuningTarget) -> Sequence[Obj] | None:
-    """Return the pods that a target selects; None while they are not known."""
+    """Return the pods that a target selects; None while they are not known.
+
+    Canary replicas are not among them: no rollout, no health and no drift counts them.
+    """
     labels = target.spec.selector.match_labels
     if not labels:
         return ()
     first = next(f"{target.metadata.namespace}/{k}={v}" for k, v in sorted(labels.items()))
     bodies = caches.by(PODS, BY_LABEL, first)
-    return None if bodies is None else [b for b in bodies if objects.selected(b, labels)]
+    return None if bodies is None else _serving(bodies, labels)
+
+
+def _serving(bodies: Sequence[Obj], labels: Mapping[str, str]) -> Sequence[Obj]:
+    return [b for b in bodies if objects.selected(b, labels) and not objects.is_replica(b)]
 
 
 def pods_of(world: ClusterView, target: TuningTarget) -> tuple[ObservedPod, ...] | None:
@@ -213,7 +223,8 @@ def _live_proof(
         return MeasuredFact()
     if rule is None:  # a policy cannot be read
         return MeasuredFact(consequence=Consequence.WAIT)
-    return measured(proofs, resource.status.rollout, pods, rule=rule)
+    status = resource.status
+    return measured(proofs, status.rollout, pods, rule=rule, replicas=status.replicas)
 
 
 def _repeated(

@@ -203,6 +203,11 @@ def count_verdicts(
         telemetry.count(
             "retuned_live_proof_verdicts_total", verdict=each.verdict, reason=each.reason
         )
+    boots, known = after.replicas, before.replicas
+    if boots is not None and boots.verdict and (known is None or known.verdict != boots.verdict):
+        telemetry.count(
+            "retuned_live_proof_verdicts_total", verdict=boots.verdict, reason=boots.reason
+        )
 
 
 def _new_verdicts(

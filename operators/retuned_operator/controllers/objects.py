@@ -16,7 +16,7 @@ from retuned.control import PolicyFact, jobs
 from retuned.errors import UnreadableInput
 from retuned.stages import gate
 from retuned_operator.kube.resources import Obj
-from retuned_operator.manifests.names import EXPERIMENT_UID
+from retuned_operator.manifests.names import EXPERIMENT_UID, REPLICA_OF
 from retuned_operator.manifests.sidecar import SIDECAR
 from retuned_operator.schema import (
     ExperimentPhase,
@@ -178,6 +178,21 @@ def selected(body: Mapping[str, Any], wanted: Mapping[str, str]) -> bool:
     """Whether an object carries all of some labels; nobody is selected by none."""
     labels = labels_of(body)
     return bool(wanted) and all(labels.get(key) == value for key, value in wanted.items())
+
+
+def is_replica(body: Mapping[str, Any]) -> bool:
+    """Whether a pod is a canary replica: it has the label, and a SwapProposal controls it.
+
+    The label alone would let a pod template take its pods out of their target.
+    """
+    owners = parts(part(body, "metadata"), "ownerReferences")
+    owned = any(
+        each.get("controller")
+        and each.get("kind") == "SwapProposal"
+        and str(each.get("apiVersion", "")).startswith(f"{GROUP}/")
+        for each in owners
+    )
+    return owned and REPLICA_OF in labels_of(body)
 
 
 def pod_seen(body: Mapping[str, Any], *, container: str) -> ObservedPod | None:

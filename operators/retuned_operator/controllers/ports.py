@@ -73,6 +73,20 @@ class Caches(Protocol):
         ...
 
 
+class Owners(Protocol):
+    """Workloads, whose pod templates canary replicas are made from."""
+
+    def get(self, resource: Resource, name: str, *, namespace: str = "") -> Obj:
+        """Return one object as it is now.
+
+        Raises
+        ------
+        ApiError
+            `NotFound`, `Forbidden`, or any other.
+        """
+        ...
+
+
 class Writes(Protocol):
     """The writes of an API server that controllers make; errors are those of the runtime."""
 
@@ -382,6 +396,16 @@ class Ledger(Protocol):
         ------
         TemporaryError
             If they cannot be kept now.
+        """
+        ...
+
+    def proof(self, digest: Digest) -> bytes | None:
+        """Return a document of `keep_proof`; None where it is gone, or its signature is wrong.
+
+        Raises
+        ------
+        TemporaryError
+            If it cannot be read now.
         """
         ...
 

@@ -26,7 +26,7 @@ from retuned.control.facts import RolloutAction
 from retuned.errors import RetunedError
 from retuned.ports import Telemetry
 from retuned.stages.proposal import Proposal
-from retuned_operator.controllers import conditions, lessons, live_proofs, writer
+from retuned_operator.controllers import conditions, lessons, live_proofs, replicas, writer
 from retuned_operator.controllers.cluster_view import ClusterView, Rollouts, facts_of, rollouts_of
 from retuned_operator.controllers.writer import ClusterWriter
 from retuned_operator.kube.errors import Conflict
@@ -116,13 +116,18 @@ class Proposals:
         now = self._world.clock.now()
         freed = self._freed(resource)
         if freed is None or freed.status.phase in _SETTLED:
+            if freed is not None:
+                replicas.keep_up(self._world, self._acting, rollouts, freed)
             return rollouts, RolloutStep(status=resource.status)
         resource = freed
         facts = facts_of(self._world, rollouts, resource)
+        facts = replicas.with_replicas(facts, self._world, rollouts, resource)
         step = proposal.step(leaving(resource), facts, now=now)
-        status = conditions.with_proposal_conditions(resource, step.status, now=now)
+        ledger = self._world.ledger
+        status = replicas.with_state(resource, step.status, step, ledger=ledger)
+        status = conditions.with_proposal_conditions(resource, status, now=now)
         status = live_proofs.with_evidence(
-            resource, status, reports=self._world.reports, ledger=self._world.ledger
+            resource, status, reports=self._world.reports, ledger=ledger
         )
         with self._turn(resource, status):
             after = self._acting.status(PROPOSALS, resource, status)
@@ -130,8 +135,9 @@ class Proposals:
             target = rollouts.target
             for action in step.actions:
                 target = self._act(target, after, action)
+            replicas.keep_up(self._world, self._acting, rollouts, after)
             # last: a rollback does not wait for it
-            lessons.keep(after, ledger=self._world.ledger, reports=self._world.reports)
+            lessons.keep(after, ledger=ledger, reports=self._world.reports)
         return _with(replace(rollouts, target=target), after), step
 
     def _turn(

@@ -95,6 +95,8 @@ CONFIG_MAPS = _core("ConfigMap", "configmaps")
 SECRETS = _core("Secret", "secrets")
 SERVICE_ACCOUNTS = _core("ServiceAccount", "serviceaccounts")
 JOBS = _v1("batch", "Job", "jobs")
+REPLICA_SETS = _v1("apps", "ReplicaSet", "replicasets")
+STATEFUL_SETS = _v1("apps", "StatefulSet", "statefulsets")
 LEASES = _v1("coordination.k8s.io", "Lease", "leases")
 EVENTS = _v1("events.k8s.io", "Event", "events")
 TOKEN_REVIEWS = _v1("authentication.k8s.io", "TokenReview", "tokenreviews", namespaced=False)
@@ -119,6 +121,7 @@ DEFINITIONS = _v1(
 ALL: tuple[Resource, ...] = (
     *map(resource_of, KINDS),
     *(NAMESPACES, NODES, PODS, CONFIG_MAPS, SECRETS, SERVICE_ACCOUNTS, JOBS, LEASES, EVENTS),
+    *(REPLICA_SETS, STATEFUL_SETS),
     *(TOKEN_REVIEWS, SELF_REVIEWS, ACCESS_REVIEWS, MUTATING_WEBHOOKS, DEFINITIONS),
 )
 """All of them."""

@@ -202,6 +202,8 @@ def _progress(found: SwapProposal) -> list[tuple[str, str]]:
         looks = status.analysis
         words = f"{looks.passed} passed, {looks.failed} failed, {looks.inconclusive} without data"
         rows.append(("looks", words))
+    if status.replicas is not None:
+        rows.append(("canary replicas", status.replicas.sentence or "none has been made yet"))
     for each in status.live_proofs[-_PROOFS_SHOWN:]:
         rows.append(("live traffic", f"{each.name}: {each.sentence or each.phase or 'asked'}"))
     for each in status.sentinels:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from retuned.api.values import API_VERSION, GROUP, VERSION
-from retuned_operator.manifests.names import labels
+from retuned_operator.manifests.names import REPLICA_OF, labels
 
 APPROVE = "approve"
 """Custom verb on swapproposals for whoever may approve."""
@@ -99,6 +99,47 @@ def freeze_policy() -> tuple[dict[str, Any], ...]:
         reason="Forbidden",
     )
     return _policy(name, "tuningfreezes", validations=[own]), _binding(name)
+
+
+def replica_policy(account: str, *, namespace: str) -> tuple[dict[str, Any], ...]:
+    """Return policy and binding for the pods that the operator makes and deletes itself.
+
+    Its role cannot name them. So the API server lets it make pods that a SwapProposal controls, and
+    delete pods that carry the label of canary replicas, and no other pod.
+
+    Parameters
+    ----------
+    account, namespace
+        Service account of the operator.
+    """
+    name = "retuned-canary-replicas"
+    ours = f"has(object.metadata.labels) && '{REPLICA_OF}' in object.metadata.labels"
+    owned = (
+        "has(object.metadata.ownerReferences) && object.metadata.ownerReferences.exists(o,"
+        f" o.apiVersion.startsWith('{GROUP}/') && o.kind == 'SwapProposal' && has(o.controller)"
+        " && o.controller)"
+    )
+    marked = f"has(oldObject.metadata.labels) && '{REPLICA_OF}' in oldObject.metadata.labels"
+    validations = [
+        _rule(
+            f"request.operation != 'CREATE' || ({ours} && {owned})",
+            "the operator makes canary replicas of a SwapProposal and no other pod",
+            reason="Forbidden",
+        ),
+        _rule(
+            f"request.operation != 'DELETE' || ({marked})",
+            "the operator deletes canary replicas and no other pod",
+            reason="Forbidden",
+        ),
+    ]
+    policy = _policy(name, "pods", validations=validations)
+    rules = policy["spec"]["matchConstraints"]["resourceRules"][0]
+    rules |= {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE", "DELETE"]}
+    user = f"system:serviceaccount:{namespace}:{account}"
+    policy["spec"]["matchConditions"] = [
+        {"name": "operator", "expression": f"request.userInfo.username == '{user}'"}
+    ]
+    return policy, _binding(name)
 
 
 def _may(verb: str) -> str:

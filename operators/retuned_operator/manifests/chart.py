@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from retuned_operator.manifests.admission import decision_policy, freeze_policy
+from retuned_operator.manifests.admission import decision_policy, freeze_policy, replica_policy
 from retuned_operator.manifests.cluster import (
     experiment_namespace,
     limit_range,
@@ -28,6 +28,7 @@ from retuned_operator.manifests.roles import (
     experiment_rules,
     own_rules,
     people_roles,
+    replica_rules,
     reviewing_rules,
     watching_rules,
 )
@@ -54,6 +55,8 @@ _TEXTS = {
     "server_metrics_url": "http://VALUE-server-metrics",
 }
 _TARGET = "VALUE-target"
+_ACCOUNT, _NAMESPACE = "VALUE-account", "VALUE-namespace"
+"""Stand for the operator's service account in its admission policy."""
 
 
 def manifest_files() -> dict[str, str]:
@@ -61,6 +64,7 @@ def manifest_files() -> dict[str, str]:
     parts = {
         "rights.yaml": {
             "watching": watching_rules(),
+            "replicas": replica_rules(),
             "experiments": experiment_rules(),
             "own": own_rules(),
             "reviewing": reviewing_rules(),
@@ -70,6 +74,7 @@ def manifest_files() -> dict[str, str]:
             "people": list(decision_policy()),
             "anybody": list(decision_policy(allow_service_accounts=True)),
             "freezes": list(freeze_policy()),
+            "replicas": list(replica_policy(_ACCOUNT, namespace=_NAMESPACE)),
         },
         "experiments.yaml": _experiments(),
         "security.yaml": {"pod": pod_security(_USER_ID), "container": container_security()},

@@ -28,6 +28,10 @@ TARGET = f"{GROUP}/target"
 """Annotation that names the TuningTarget; the name of the server towards people."""
 METRICS_URL = f"{GROUP}/server-metrics-url"
 """Annotation with the address of the server's own metrics, as its pod reaches it."""
+REPLICA_OF = f"{GROUP}/replica-of"
+"""Label of a canary replica: name of its SwapProposal."""
+PAIR = f"{GROUP}/replica-pair"
+"""Label of a canary replica: name of its pair."""
 
 _HASH_DIGITS = 20
 

@@ -1,7 +1,8 @@
 """Who may do what: the operator's own rights, and roles for people.
 
 The operator reads no secrets but its own certificate, starts no processes in pods and changes no
-workloads. People who approve can write decisions and nothing else; an abort is a decision too.
+workloads. It makes pods only where canary replicas are allowed. People who approve can write
+decisions and nothing else; an abort is a decision too.
 """
 
 from __future__ import annotations
@@ -48,6 +49,18 @@ def watching_rules() -> list[dict[str, Any]]:
         rule("", ("pods",), _READ),
         rule("", ("configmaps",), _APPLY, "retuned-agent-ca", REPORT),
         rule("events.k8s.io", ("events",), ("create", "patch")),
+    ]
+
+
+def replica_rules() -> list[dict[str, Any]]:
+    """Return what canary replicas need where servers are, beside `watching_rules`.
+
+    Names cannot be told beforehand. `admission.replica_policy` restricts which pods the operator
+    may make and delete.
+    """
+    return [
+        rule("", ("pods",), ("create", "delete")),
+        rule("apps", ("replicasets", "statefulsets"), ("get",)),
     ]
 
 
@@ -122,7 +135,12 @@ def pausing_rules() -> list[dict[str, Any]]:
 
 
 def operator_roles(
-    account: str, *, namespace: str, watched: Sequence[str], experiments: str
+    account: str,
+    *,
+    namespace: str,
+    watched: Sequence[str],
+    experiments: str,
+    replicas: bool = False,
 ) -> tuple[dict[str, Any], ...]:
     """Return the roles of the operator and their bindings.
 
@@ -136,10 +154,13 @@ def operator_roles(
         Namespaces with servers; empty means all of the cluster.
     experiments
         Namespace of experiment pods; empty means those with servers.
+    replicas
+        Whether it may make canary replicas.
     """
     who = {"kind": "ServiceAccount", "name": account, "namespace": namespace}
     wide, found = reviewing_rules(), []
     near = watching_rules() + ([] if experiments else experiment_rules())
+    near += replica_rules() if replicas else []
     if watched:
         for each in watched:
             found += _bound("Role", account, near, who=who, namespace=each)

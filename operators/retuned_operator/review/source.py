@@ -161,6 +161,10 @@ def _lines(found: SwapProposal) -> Iterator[Line]:
     for look in found.status.analysis.last:
         words = ": ".join(filter(None, (look.reason, look.detail)))
         yield Line(at=look.at, who="retuned", what=f"look {look.outcome}", detail=words)
+    boots = found.status.replicas
+    if boots is not None:
+        what = f"canary-replicas-{boots.verdict or 'running'}"
+        yield Line(at=boots.at or boots.since, who="retuned", what=what, detail=boots.sentence)
     told = {
         "live-proof": found.status.live_proofs,
         "sentinel": found.status.sentinels,

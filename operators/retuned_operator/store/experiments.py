@@ -30,13 +30,14 @@ from retuned.stages.hypothesis import Hypothesis
 from retuned.stages.proposal import Lesson, Proposal, TableText, is_tunable, verified
 from retuned.stages.verdict import (
     Claim,
+    Doubt,
     EvidenceFault,
     ServerEnvironment,
     Status,
     differences,
     doubt_of,
 )
-from retuned.store.envelopes import seal, unseal
+from retuned.store.envelopes import payload_of, seal, unseal
 from retuned.store.keys import Ed25519Notary
 from retuned.store.lessons import LESSON, keep, kept
 from retuned.telemetry.spans import NoSpans
@@ -359,6 +360,20 @@ class StoreLedger:
     def keep_proof(self, document: bytes) -> Digest:
         """Sign and keep the pairs of a live proof; see `Ledger.keep_proof`."""
         return self._store.put_blob(seal(document, notary=self._notary))
+
+    def proof(self, digest: Digest) -> bytes | None:
+        """Return a document of `keep_proof`; see `Ledger.proof`."""
+        try:
+            found = payload_of(self._store.get_blob(digest), verifier=self._notary)
+        except UnreadableInput as error:
+            if error.code in _PASSING:
+                raise TemporaryError(str(error), delay_s=_RETRY_S) from error
+            log.error("%s cannot be read: %s", digest, error)
+            return None
+        if isinstance(found, Doubt):
+            log.error("%s is not believed: %s", digest, found.detail)
+            return None
+        return found
 
     def keep_lesson(self, lesson: Lesson, *, id: str, target: str) -> None:
         """Sign and keep a lesson; see `Ledger.keep_lesson`."""

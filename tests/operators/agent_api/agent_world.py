@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.plane.pki import Authority
 
-from retuned.api.agent import AlarmOrder, Hello, OverheadOrder, PodRef, ProofOrder
+from retuned.api.agent import AlarmOrder, BootOrder, Hello, OverheadOrder, PodRef, ProofOrder
 from retuned.clock import FakeClock
 from retuned.contract import Digest, Guard
 from retuned.errors import TemporaryError
@@ -82,6 +82,7 @@ class FakeFleet:
         self.proven: dict[str, tuple[ProofOrder, ...]] = {}
         self.tried: dict[str, tuple[AlarmOrder, ...]] = {}
         self.measured: dict[str, OverheadOrder] = {}
+        self.boots: dict[str, BootOrder] = {}
         self.artifacts: dict[Digest, Mapping[str, bytes]] = {}
         self.signs_with = ""
 
@@ -100,6 +101,9 @@ class FakeFleet:
 
     def overhead(self, pod: PodRecord) -> OverheadOrder | None:
         return self.measured.get(pod.uid)
+
+    def boot(self, pod: PodRecord) -> BootOrder | None:
+        return self.boots.get(pod.uid)
 
     def artifact(self, digest: Digest) -> Mapping[str, bytes] | None:
         return self.artifacts.get(digest)

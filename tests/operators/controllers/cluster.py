@@ -20,10 +20,11 @@ from tests.operators.controllers.server import Faulty, Server, ended
 from tests.operators.controllers.server_pods import WORLD, ServerPod
 from tests.operators.world import GROUPS, POLICY
 
-from retuned.api.agent import AlarmOrder, OverheadOrder, ProofOrder
+from retuned.api.agent import AlarmOrder, BootOrder, OverheadOrder, ProofOrder
 from retuned.clock import FakeClock
 from retuned.control import ResultFact
 from retuned.control.attributions import alarm_orders
+from retuned.control.canary import boot_order
 from retuned.control.own_overhead import overhead_order
 from retuned.control.sentinels import all_orders
 from retuned.ports import Spans
@@ -33,7 +34,7 @@ from retuned.telemetry.prometheus import FakeTelemetry
 from retuned_operator.agent_api import Receipt, desired_orders
 from retuned_operator.agent_api.ports import PodRecord
 from retuned_operator.controllers.job_requests import EVOLVE
-from retuned_operator.controllers.ports import Tunables
+from retuned_operator.controllers.ports import Owners, Tunables
 from retuned_operator.kube.resources import (
     DECISIONS,
     EVENTS,
@@ -78,6 +79,10 @@ class Cluster:
         self.telemetry = FakeTelemetry()
         self.jobs = jobs or JobSettings(image="lab", gpu_models={"MI300X": {"model": "MI300X"}})
         self.servers: dict[str, ServerPod] = {}
+        self.replicas: set[str] = set()
+        """Uids of canary replicas."""
+        self.owners: Owners | None = None
+        """Workloads of server pods; None makes no canary replicas."""
         self.skew = timedelta(0)
         self.full = False
         """Whether production holds every accelerator, so that pods wait for one."""
@@ -180,6 +185,7 @@ class Cluster:
             server.carry_out(self.orders_of(server))
             server.asked = self.proofs_of(server)
             server.overhead = self.overhead_of(server)
+            server.asked_boot = self.boot_of(server)
             self.tell(server)
 
     def orders_of(self, server: ServerPod) -> Sequence[SwapOrder]:
@@ -204,11 +210,26 @@ class Cluster:
             return None
         return overhead_order(server.uid, self.target().status.own_overhead)
 
+    def boot_of(self, server: ServerPod) -> BootOrder | None:
+        """Return what the operator asks a canary replica to measure."""
+        if server.uid not in self.replicas or not self.all(TARGETS):
+            return None
+        return boot_order(server.uid, self.proposals(), target=self.target())
+
+    def record_of(self, name: str, uid: str) -> PodRecord:
+        """Return a pod as the agent API knows it."""
+        return PodRecord(
+            namespace=self.namespace,
+            name=name,
+            uid=uid,
+            target=f"{self.namespace}/chat",
+            replica=uid in self.replicas,
+        )
+
     def tell(self, server: ServerPod) -> None:
         """Let one sidecar tell how its server stands."""
         key = f"{self.namespace}/chat"
-        pod = PodRecord(namespace=self.namespace, name=server.name, uid=server.uid, target=key)
-        receipt = Receipt(pod=pod, at=self.clock.now())
+        receipt = Receipt(pod=self.record_of(server.name, server.uid), at=self.clock.now())
         for said in server.says_now(self.namespace, target=key, at=self.clock.now() + self.skew):
             self.operator.reports.take(receipt, said)
 

@@ -115,6 +115,10 @@ class FakeLedger:
         self.proofs.append(document)
         return digest_of(document.decode())
 
+    def proof(self, digest: Digest) -> bytes | None:
+        found = (each for each in self.proofs if digest_of(each.decode()) == digest)
+        return next(found, None)
+
     def keep_lesson(self, lesson: Lesson, *, id: str, target: str) -> None:
         self.learned.setdefault((target, id), lesson)
 

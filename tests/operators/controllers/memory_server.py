@@ -72,7 +72,7 @@ class MemoryServer:
         pods = {reading.owner_uid(body): body for body in self.all(PODS)}
         jobs = {body["metadata"]["uid"]: body for body in self.all(JOBS)}
         for uid, pod in pods.items():
-            if uid and (uid not in jobs or jobs[uid]["spec"]["suspend"]):
+            if uid and _is_of_job(pod) and (uid not in jobs or jobs[uid]["spec"]["suspend"]):
                 self.remove(PODS, pod["metadata"]["name"], namespace=pod["metadata"]["namespace"])
         for uid, job in jobs.items():
             if job["spec"]["suspend"] or ended(job):
@@ -156,6 +156,10 @@ class MemoryApi:
                 return copied(do())
         except Refusal as error:
             raise answered("asked", status=error.code, body=error.body()) from error
+
+
+def _is_of_job(pod: Obj) -> bool:
+    return any(each["kind"] == "Job" for each in pod["metadata"].get("ownerReferences", ()))
 
 
 NO_ROOM: Obj = {

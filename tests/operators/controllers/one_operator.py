@@ -25,7 +25,7 @@ from retuned_operator.controllers import (
     objects,
 )
 from retuned_operator.controllers.caches import INDICES, StoreCaches
-from retuned_operator.controllers.ports import Tunables
+from retuned_operator.controllers.ports import Owners, Tunables
 from retuned_operator.kube.informer import ObjectCache, key_of
 from retuned_operator.kube.resources import (
     DECISIONS,
@@ -56,6 +56,7 @@ class Surroundings(Protocol):
     tunables: Tunables
     jobs: JobSettings
     generators: tuple[str, ...]
+    owners: Owners | None
 
     def all(self, resource: Resource) -> list[Obj]:
         """Return every object of a kind."""
@@ -89,6 +90,7 @@ class Operator:
             clock=cluster.clock,
             generators=cluster.generators,
             tunables=cluster.tunables,
+            owners=cluster.owners,
         )
         acting, world = self.acting, self.world
         self.controllers = (

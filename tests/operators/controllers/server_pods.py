@@ -11,9 +11,11 @@ from tests.operators.controllers.memory import KERNEL
 
 from retuned.api.agent import (
     BlockedOrder,
+    BootOrder,
     Hello,
     LevelsState,
     OverheadOrder,
+    PodBoot,
     PodOverhead,
     PodProof,
     PodRef,
@@ -72,6 +74,10 @@ class ServerPod:
     """What the operator asks it to prove."""
     proves: Callable[[ProofOrder], PodProof | None] = lambda _: None
     """What it reports of a proof."""
+    asked_boot: BootOrder | None = None
+    """What the operator asks it to measure of its boot."""
+    boots: Callable[[BootOrder], PodBoot | None] = lambda _: None
+    """What it reports of its boot."""
 
     overhead: OverheadOrder | None = None
     """What the operator asks about Retuned's own cost."""
@@ -116,6 +122,7 @@ class ServerPod:
             engine=self.engine,
             proofs=tuple(proofs),
             overhead=self._unheard(),
+            boot=self.boots(self.asked_boot) if self.asked_boot is not None else None,
         )
         return (
             Hello(pod=ref, target=target, version=1, release="1", at=at, environments=(SERVER,)),

@@ -45,7 +45,6 @@ from retuned.store.sqlite import SqliteStore
 from retuned.tunables.tune import ClassResult, rules_of
 from retuned_operator.agent_api import Receipt
 from retuned_operator.agent_api.artifacts import bundle_of, pieces
-from retuned_operator.agent_api.ports import PodRecord
 from retuned_operator.controllers.cluster_view import baseline
 from retuned_operator.controllers.ports import LaunchedSizes, LaunchedTunable, NoTunables
 from retuned_operator.kube.resources import EXPERIMENTS, Obj
@@ -76,11 +75,13 @@ class Agent:
 
     def orders(self, *, after: int, wait_s: float) -> Orders:
         server = self.cluster.servers[self.pod.uid]
+        cluster = self.cluster
         return as_orders(
-            self.cluster.orders_of(server),
-            self.cluster.proofs_of(server),
-            alarms=self.cluster.alarms_of(server),
-            overhead=self.cluster.overhead_of(server),
+            cluster.orders_of(server),
+            cluster.proofs_of(server),
+            cluster.boot_of(server),
+            alarms=cluster.alarms_of(server),
+            overhead=cluster.overhead_of(server),
         )
 
     def done(self, said: OrderDone, *, traceparent: str = "") -> None:
@@ -97,9 +98,7 @@ class Agent:
         take_bundle(digest, pieces(bundle_of(digest, files), files), folder=folder)
 
     def _take(self, said: Hello | Report | OrderDone) -> None:
-        pod = PodRecord(
-            namespace=self.pod.namespace, name=self.pod.name, uid=self.pod.uid, target=KEY
-        )
+        pod = self.cluster.record_of(self.pod.name, self.pod.uid)
         receipt = Receipt(pod=pod, at=self.cluster.clock.now())
         self.cluster.operator.reports.take(receipt, said)
 

@@ -81,6 +81,19 @@ def test_a_rollout_shows_its_live_proofs(cluster: Cluster, run: Run) -> None:
     assert "chat-1: pilot" in shown
 
 
+def test_a_proof_by_canary_replicas_shows_what_runs(cluster: Cluster, run: Run) -> None:
+    sentence = "canary replicas: A/A pair 3 of 8; 2 replicas in use"
+    kept = {
+        "environment": "sha256:" + 64 * "e",
+        "template": "sha256:" + 64 * "7",
+        "since": "2026-03-02T12:00:00Z",
+        "rule": {"mode": "required"},
+    }
+    told = {"reason": "canary-replicas-running", "replicas": kept | {"sentence": sentence}}
+    cluster.proposal(cluster.policy(), phase="Proving", status=told)
+    assert sentence in " ".join(run("show", NAME).split())
+
+
 def test_a_promoted_swap_shows_its_sentinel(cluster: Cluster, run: Run) -> None:
     at = "2026-03-02T12:00:00Z"
     asked = {"epoch": 2, "wave": 0, "swapped": 1, "since": at, "rule": {"mode": "required"}}

@@ -30,6 +30,7 @@ from retuned.stages.hypothesis import Hypothesis
 from retuned.stages.profile import WorkloadProfile
 from retuned.stages.proposal import Proposal, propose
 from retuned.stages.verdict import EvidenceFault, JudgeSettings, Reason, ServerEnvironment, Status
+from retuned.store.envelopes import seal
 from retuned.store.keys import Ed25519Notary
 from retuned.store.lessons import LESSON
 from retuned.store.sqlite import SqliteStore
@@ -394,3 +395,18 @@ def test_a_lesson_is_signed_and_kept_once_and_for_its_target_alone(
     payload = envelope["payload"].encode()
     assert notary.check(payload, key=envelope["key"], signature=signature) is None
     assert json.loads(payload)["definition"] == lesson.definition
+
+
+def test_a_proof_is_read_as_it_was_kept_and_only_if_this_operator_signed_it(
+    ledger: StoreLedger, tmp_path: Path
+) -> None:
+    document = json.dumps({"gate": "live-proof", "state": {}}).encode()
+    digest = ledger.keep_proof(document)
+    assert ledger.proof(digest) == document
+    assert ledger.proof("sha256:" + 64 * "0") is None
+    foreign = seal(document, notary=Ed25519Notary(tmp_path / "others"))
+    assert ledger.proof(ledger._store.put_blob(foreign)) is None
+    envelope = json.loads(ledger._store.get_blob(digest))
+    altered = json.dumps(envelope | {"payload": "{}"}).encode()
+    assert ledger.proof(ledger._store.put_blob(altered)) is None
+    assert ledger.proof(ledger._store.put_blob(b"no envelope")) is None

@@ -271,6 +271,20 @@ def test_the_history_of_a_proposal_has_the_verdicts_of_its_live_proofs(page: Pag
     assert "chat-1" not in shown, "what runs has no verdict yet"
 
 
+def test_the_history_of_a_proposal_has_its_canary_replicas(page: Page) -> None:
+    kept = {
+        "environment": "sha256:" + 64 * "e",
+        "template": "sha256:" + 64 * "7",
+        "since": "2026-03-02T12:00:00Z",
+        "rule": {"mode": "required"},
+        "sentence": "canary replicas: pair 2 of 16; 2 replicas in use",
+    }
+    page.cluster.proposal(page.cluster.policy(), phase="Proving", status={"replicas": kept})
+    shown = page.get(f"/proposals/{NAME}").text
+    assert "canary-replicas-running" in shown
+    assert "pair 2 of 16; 2 replicas in use" in shown
+
+
 def test_what_accelerators_did_stands_beside_a_drift_and_what_no_sidecar_says_does_not(
     page: Page,
 ) -> None:

@@ -35,9 +35,11 @@ class PolicyField:
 _NOT_SWITCHABLE = {
     NotSwitchable.REFUSE: "Where steps cannot be timed, or a swap cannot be switched off and on, "
     "nothing is swapped (live-proof-unavailable).",
-    NotSwitchable.CANARY: "What cannot be switched off and on needs canary replicas, which nothing "
-    "starts yet: it is not swapped (canary-replicas-unavailable). Where steps cannot be timed "
-    "for another reason nothing is swapped (live-proof-unavailable).",
+    NotSwitchable.CANARY: "What cannot be switched off and on is proven by boots of canary "
+    "replicas before a serving pod has it: eight A/A pairs, then at most 16 pairs of about 25 "
+    "minutes, with {pods} additional pods at one time. Where no replica can be made, as on one "
+    "machine, it is not swapped (canary-replicas-unavailable). Where steps cannot be timed for "
+    "another reason nothing is swapped (live-proof-unavailable).",
     NotSwitchable.KEEP: "What cannot be switched off and on is swapped and kept without a "
     "measurement. Where steps cannot be timed for another reason nothing is swapped "
     "(live-proof-unavailable).",
@@ -111,7 +113,7 @@ def live_proof_words(rule: LiveProof) -> tuple[str, ...]:
     return (
         measured,
         *bounds,
-        _NOT_SWITCHABLE[rule.when_not_switchable],
+        _NOT_SWITCHABLE[rule.when_not_switchable].format(pods=2 * rule.canary_pairs),
         "Where the host sets the pace nothing is swapped (host-bound).",
         f"helps: the swap is kept{confirmed}.",
         f"harms: it rolls back and is quarantined; six pairs in a row over {rule.max_harm:.1%} "

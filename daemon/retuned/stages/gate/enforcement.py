@@ -24,6 +24,7 @@ CLUSTER_ONLY: Mapping[str, str] = MappingProxyType(
             "the setting max_experiment_s limits a whole experiment"
         ),
         "spec.experiments.priorityClassName": "there are no pods; experiments run at low priority",
+        "spec.liveProof.canaryPairs": "one machine has no replicas; such a swap is held",
         "spec.experiments.pauseWhen": "no alerts are read; `retuned freeze` pauses",
         "spec.validation.maxVRAMIncrease": "device memory of variants is not compared",
         "spec.rollout.analysis.metrics.query": (

@@ -167,6 +167,8 @@ class LiveProof(PolicyModel):
     """What `mode: required` means where nothing can be switched off and on, as in a tuned file.
 
     The same holds where the steps of a server are not known."""
+    canary_pairs: int = Field(default=1, ge=1, le=8)
+    """Most pairs of canary replicas that run at one time; each pair needs two additional pods."""
     sentinel: float = Field(default=0.008, ge=0.0, le=0.1)
     """Share of time in which a promoted swap is switched off to measure it; 0 ends that.
 

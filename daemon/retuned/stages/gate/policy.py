@@ -210,6 +210,7 @@ class PolicySpec(PolicyModel):
 _ADDED = (
     "capture",
     "liveProof",
+    "liveProof.canaryPairs",
     "liveProof.ownOverhead",
     "liveProof.sentinel",
     "liveProof.slo",

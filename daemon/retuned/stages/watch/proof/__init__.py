@@ -65,6 +65,7 @@ from retuned.stages.watch.proof.records import (
     Verdict,
     VoidReason,
     columns_of,
+    joined,
     percent_of,
     settings_of,
 )
@@ -181,6 +182,7 @@ __all__ = [
     "effect_so_far",
     "forecast",
     "is_over",
+    "joined",
     "keeps",
     "kernel_times",
     "next_pair",

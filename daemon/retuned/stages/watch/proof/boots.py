@@ -96,7 +96,9 @@ def boot_settings_of(rule: LiveProof) -> BootSettings:
 
     `maxDuration` is for proofs that switch within one process: one boot takes 20 minutes here.
     """
-    return BootSettings(min_effect=rule.min_effect, max_harm=rule.max_harm)
+    return BootSettings(
+        min_effect=rule.min_effect, max_harm=rule.max_harm, open_pairs=rule.canary_pairs
+    )
 
 
 class BootWindow(Record):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -124,6 +124,15 @@ def columns_of(steps: Sequence[StepRecord]) -> StepColumns:
         busy_s=floats([step.busy_s for step in steps]),
         host_s=floats([step.host_s for step in steps]),
         ended_s=floats([step.ended_s for step in steps]),
+    )
+
+
+def joined(parts: Sequence[StepColumns]) -> StepColumns:
+    """Return the steps of several stretches as one, in order."""
+    names = [each.name for each in fields(StepColumns)]
+    given = parts or (columns_of(()),)
+    return StepColumns(
+        **{name: np.concatenate([getattr(part, name) for part in given]) for name in names}
     )
 
 
