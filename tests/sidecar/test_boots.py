@@ -223,6 +223,21 @@ def test_a_sidecar_that_is_stopped_leaves_the_boot_to_its_next_life(world: Repli
     assert (found.phase, found.reason) == (BootPhase.FAILED, boots.INTERRUPTED)
 
 
+def test_a_sidecar_that_is_stopped_does_not_sleep_to_the_window(world: Replica) -> None:
+    stop, wait = threading.Event(), world.steps.wait
+
+    def waits(seconds: float) -> None:
+        wait(seconds)
+        if world.steps.waited_s >= 5.0:
+            stop.set()
+
+    world.steps.wait = waits  # type: ignore[method-assign]
+    world.ask(CONTROL)
+    world.sidecar.prove(stop)
+    assert world.steps.waited_s <= 6.0
+    assert world.steps.looks == 1, "the first step alone"
+
+
 def restarts(world: Replica) -> None:
     world.steps.instance = "i-2"
 
