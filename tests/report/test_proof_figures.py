@@ -12,7 +12,13 @@ from tests.report.test_report_plots import SVG, parsed, texts
 from tests.stages.watch_proof.blocks import Run, proven, slower
 
 from retuned.report.live_proof import compact_lines
-from retuned.report.proof_figures import account_plot, dots_of, proof_figures, reach_of
+from retuned.report.proof_figures import (
+    account_plot,
+    dots_of,
+    proof_figures,
+    reach_of,
+    shown_kernels,
+)
 from retuned.stages.watch.proof import (
     KernelTime,
     PairAbandoned,
@@ -125,10 +131,12 @@ def test_the_kernel_in_place_is_shown_where_it_was_timed() -> None:
     report = state.report.model_copy(update={"account": account})
     shown = state.model_copy(update={"report": report})
     lines = [line for name, line in compact_lines(shown) if name == "in place"]
-    assert len(lines) == 2, "nothing is known at 3"
-    assert all(part in lines[0] for part in ("512 x 7", "2,400 us", "1,200 us", "2.00x", "8.0"))
+    assert len(lines) == 1, "only there both arms were timed"
+    assert all(part in lines[0] for part in ("512 x 7", "2,400 us", "1,200 us", "2.00x", "8 "))
     captions = " ".join(each.caption for each in proof_figures(shown))
     assert all(line in captions for line in lines)
+    one_arm = account.model_copy(update={"kernels": kernels[1:]})
+    assert [k.lengths for k in shown_kernels(one_arm)] == [(9,)], "nothing is known at 3"
 
 
 @given(

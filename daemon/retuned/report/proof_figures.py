@@ -272,8 +272,10 @@ def account_parts(account: StepAccount) -> list[tuple[str, float]]:
 
 
 def shown_kernels(account: StepAccount) -> Sequence[KernelTime]:
-    """Return the lengths to show of the kernel in place: those with a time."""
-    return [k for k in account.kernels if k.off_s is not None or k.on_s is not None][:_MOST_KERNELS]
+    """Return the lengths to show of the kernel in place: those with times of both arms, if any."""
+    compared = [each for each in account.kernels if each.speedup is not None]
+    timed = [k for k in account.kernels if k.off_s is not None or k.on_s is not None]
+    return (compared or timed)[:_MOST_KERNELS]
 
 
 def kernel_words(kernel: KernelTime) -> str:
@@ -282,14 +284,14 @@ def kernel_words(kernel: KernelTime) -> str:
     Examples
     --------
     >>> kernel_words(KernelTime(lengths=(512,), launches=8.0, off_s=1.2e-3, on_s=3e-4))
-    'at 512: 1,200 us without the swap, 300 us with it (4.00x), 8.0 launches a step'
+    'at 512: 1,200 us without the swap, 300 us with it (4.00x), 8 launches a step'
     """
     lengths = " x ".join(map(str, kernel.lengths)) or "one length"
     off, on = map(_time_words, (kernel.off_s, kernel.on_s))
     times = f" ({kernel.speedup:.2f}x)" if kernel.speedup is not None else ""
     return (
         f"at {lengths}: {off} without the swap, {on} with it{times}, "
-        f"{kernel.launches:.1f} launches a step"
+        f"{kernel.launches:.2g} launches a step"
     )
 
 
