@@ -32,15 +32,15 @@ from retuned.stages.watch import proof
 
 RESULT = Path(__file__).resolve().parent / "results" / "live_proof_demo.json"
 _IN_FLIGHT = 4
-_PILOT_S = 90.0
-_DRAIN_S = 5.0
+PILOT_S = 90.0
+DRAIN_S = 5.0
 """Requests of the chat that are under way end meanwhile."""
 
 
 def run(options: argparse.Namespace, folder: Path) -> None:
     """Serve, and prove again and again; results are written after each proof."""
     with code_traffic(folder, cache=folder / "cache") as (client, sockets):
-        time.sleep(_DRAIN_S)
+        time.sleep(DRAIN_S)
         results = _proofs(options, sockets)
         client.say("stop")
         totals = client.answer(timeout_s=90)
@@ -87,7 +87,7 @@ def _proofs(options: argparse.Namespace, sockets: Path) -> dict[str, Any]:
         if time.monotonic() - begin_s > options.minutes * 60.0:
             break
         kept = Kept(proof.ProofSettings(max_duration_s=600.0, long_blocks=0), earlier)
-        deadline_s = time.monotonic() + options.each_s + (0.0 if earlier else _PILOT_S)
+        deadline_s = time.monotonic() + options.each_s + (0.0 if earlier else PILOT_S)
         arms = Arms(toggles, OVERHEAD)
         found = asyncio.run(measured(arms, kept, sockets, "same", deadline_s=deadline_s))
         earlier = earlier or kept.state

@@ -26,14 +26,11 @@ from typing import Any
 
 from benchmarks.gpu.vllm_live.proofs import OVERHEAD, Arms, Kept, measured, series
 from benchmarks.gpu.vllm_live.toggles import Toggles
-from benchmarks.live_proof_demo import code_traffic
+from benchmarks.live_proof_demo import DRAIN_S, PILOT_S, code_traffic
 
 from retuned.stages.watch import proof
 
 RESULT = Path(__file__).resolve().parent / "results" / "live_proof_known.json"
-_PILOT_S = 90.0
-_DRAIN_S = 5.0
-"""Requests of the chat that are under way end meanwhile."""
 _DELAY_FILE = "RETUNED_BENCHMARK_DELAY"
 
 
@@ -91,12 +88,12 @@ def run(options: argparse.Namespace, folder: Path) -> None:
     program = ("-m", "benchmarks.live_proof_known", "--serve")
     results = series(__doc__)
     with code_traffic(folder, cache=folder / "cache", program=program) as (client, sockets):
-        time.sleep(_DRAIN_S)
+        time.sleep(DRAIN_S)
         toggles, earlier = Toggles(sockets), None
         for delay_us in options.delays_us * options.each:
             file.write_text(str(delay_us))
             kept = Kept(proof.ProofSettings(max_duration_s=600.0, long_blocks=0), earlier)
-            deadline_s = time.monotonic() + options.each_s + (0.0 if earlier else _PILOT_S)
+            deadline_s = time.monotonic() + options.each_s + (0.0 if earlier else PILOT_S)
             arms = Arms(toggles, OVERHEAD)
             found = asyncio.run(measured(arms, kept, sockets, "delay", deadline_s=deadline_s))
             earlier = earlier or kept.state

@@ -130,6 +130,18 @@ def test_a_lesson_that_nobody_signed_refuses_nothing(
     assert reasons(world.loop.ctx, experiment) == []
 
 
+def test_a_lesson_whose_signed_form_cannot_be_read_now_holds(
+    world: World, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taught(world, live, effect=0.0)
+
+    def fails(_: str) -> bytes:
+        raise OSError("input/output error")
+
+    monkeypatch.setattr(world.store, "get_blob", fails)
+    assert len(kept(world.store, verifier=world.notary)) == 1
+
+
 def test_a_person_lifts_a_lesson_with_a_reason(world: World, live: Live) -> None:
     experiment = taught(world, live, effect=0.0)
     ctx = world.loop.ctx

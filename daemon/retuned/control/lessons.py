@@ -1,4 +1,4 @@
-"""Lessons of live proofs: which verdicts leave one, and which lessons are in force. Pure.
+"""What verdicts of live proofs leave: lessons in force, and claims beside what was shown. Pure.
 
 The daemon of one machine and the operator both use it. Whether a lesson refuses a claim is
 `retuned.stages.proposal.lesson_against`.
@@ -13,7 +13,7 @@ from retuned.api.proposal import LiveProofStatus, SwapProposal
 from retuned.api.target import TuningTarget
 from retuned.contract import Digest
 from retuned.stages.proposal import Lesson, LessonKind, Proposal, ServerKey
-from retuned.stages.watch.proof import ProofReason, ProofReport, Verdict
+from retuned.stages.watch.proof import Calibration, ProofReason, ProofReport, Verdict, calibrate
 
 _KINDS = {
     Verdict.HARMS: LessonKind.HARMS,
@@ -136,3 +136,34 @@ def in_force(lessons: Iterable[Lesson], target: TuningTarget) -> tuple[Lesson, .
         if each.definition not in lifted or each.at > lifted[each.definition]
     ]
     return tuple(sorted(found, key=lambda each: each.at))
+
+
+def calibrations_of(resource: SwapProposal) -> tuple[Calibration, ...]:
+    """Return what live proofs of a proposal showed beside its claim, by environment.
+
+    In each environment the newest proof with an effect counts: earlier waves had fewer pods of the
+    same. Nothing is predicted before a proof in a cluster. On one machine the record is written
+    with the verdict.
+
+    Raises
+    ------
+    ValueError
+        If a verdict is of another release.
+    """
+    found: dict[str, Calibration] = {}
+    for entry in resource.status.live_proofs:
+        if not entry.verdict or entry.at is None:
+            continue
+        one = calibrate(
+            report_of(entry),
+            proposal=resource.metadata.name,
+            definition=resource.spec.kernel,
+            artifact=resource.spec.artifact.digest,
+            at=entry.at,
+            share=resource.spec.share,
+            speedup=resource.spec.speedup,
+            forecast=None,
+        )
+        if one is not None:
+            found[entry.environment] = one
+    return tuple(found.values())

@@ -123,7 +123,7 @@ class _Step:
 
 
 def gpu_decoding() -> Decoding:
-    """Return decoding in CUDA or HIP graphs; a graph of HIP is not run on hardware."""
+    """Return decoding in CUDA or HIP graphs; HIP graphs have not run on hardware."""
     from retuned.demo.decode_attention import decode_attention
 
     return Decoding(attention=decode_attention, capture=capture_graph)

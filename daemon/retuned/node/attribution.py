@@ -18,8 +18,9 @@ from retuned.errors import RetunedError, TemporaryError
 from retuned.node import windows
 from retuned.node.context import DRIFT, Observing
 from retuned.node.live_proof import ProofRunner, ReportingRecord
+from retuned.node.order_context import ORDER
 from retuned.node.service_levels import levels_of
-from retuned.ports import LiveSteps, ServiceCounts, Stored
+from retuned.ports import LiveSteps, ServiceCounts, Store, Stored
 from retuned.stages.drift import DriftCode, DriftReport
 from retuned.stages.gate import LiveProof
 from retuned.stages.profile import SignatureStat, WorkloadProfile
@@ -103,6 +104,26 @@ class AlarmNode(Protocol):
     def command(self, suspect: Suspect) -> str:
         """Return the command by which a person rolls a suspect back."""
         ...
+
+
+def suspect_of(store: Store, order: SwapOrder, *, proposal: str) -> Suspect | None:
+    """Return a swap in force as a suspect; None for an order without an artifact.
+
+    Parameters
+    ----------
+    proposal
+        Proposal that brought the artifact.
+    """
+    stored = store.get(ORDER, order.id)
+    if order.artifact is None or stored is None:
+        return None
+    return Suspect(
+        proposal=proposal,
+        definition=order.definition,
+        artifact=order.artifact,
+        order=order.id,
+        since_s=stored.updated_at.timestamp(),
+    )
 
 
 class Attribution:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from pydantic import AwareDatetime, ValidationError
 
@@ -35,6 +35,7 @@ SERVER = "server"
 OVERHEAD_PAIRS = "own-overhead-pairs"
 """Pairs of that measurement, an `OverheadPairs`, where they are reported: current."""
 _CURRENT = "current"
+RecordT = TypeVar("RecordT", bound=Record)
 
 
 class OverheadArm(Switch, TurnTaker, Protocol):
@@ -211,23 +212,20 @@ def _rows(report: proof.ProofReport) -> list[Row]:
 
 def last_of(store: Store) -> OverheadRecord | None:
     """Return the last measurement; None without one."""
-    stored = store.get(OWN_OVERHEAD, SERVER)
-    if stored is None:
-        return None
-    try:
-        return OverheadRecord.model_validate(stored.body)
-    except ValidationError as error:
-        log.warning("the last measurement of Retuned's cost cannot be read: %s", error)
-        return None
+    return _read(store, OWN_OVERHEAD, OverheadRecord)
 
 
 def pairs_of(store: Store) -> OverheadPairs | None:
     """Return the last measurement with its pairs; None without one, or where none are kept."""
-    stored = store.get(OVERHEAD_PAIRS, SERVER)
+    return _read(store, OVERHEAD_PAIRS, OverheadPairs)
+
+
+def _read(store: Store, kind: str, model: type[RecordT]) -> RecordT | None:
+    stored = store.get(kind, SERVER)
     if stored is None:
         return None
     try:
-        return OverheadPairs.model_validate(stored.body)
+        return model.model_validate(stored.body)
     except ValidationError as error:
-        log.warning("the pairs of the last measurement cannot be read: %s", error)
+        log.warning("the record %s cannot be read: %s", kind, error)
         return None

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from retuned.api.agent import AlarmOrder
 from retuned.errors import TemporaryError
-from retuned.node.attribution import Attribution
+from retuned.node.attribution import Attribution, suspect_of
 from retuned.node.live_proof import report_in
-from retuned.node.order_context import ORDER
 from retuned.node.service_levels import lacks_levels
 from retuned.sidecar import live_proofs, sentinels
 from retuned.sidecar.context import Context
@@ -57,21 +56,9 @@ class _Swaps:
         return Geometries(records, buckets=self._ctx.settings.profile)
 
     def swaps(self) -> Sequence[Suspect]:
-        found = []
-        for kept in live_proofs.in_force(self._ctx):
-            order, stored = kept.order, self._ctx.store.get(ORDER, kept.order.id)
-            if order.artifact is None or stored is None:
-                continue
-            found.append(
-                Suspect(
-                    proposal=order.proposal,
-                    definition=order.definition,
-                    artifact=order.artifact,
-                    order=order.id,
-                    since_s=stored.updated_at.timestamp(),
-                )
-            )
-        return found
+        orders = [kept.order for kept in live_proofs.in_force(self._ctx)]
+        found = (suspect_of(self._ctx.store, each, proposal=each.proposal) for each in orders)
+        return [each for each in found if each is not None]
 
     def definitions_of(self, stat: SignatureStat) -> set[str]:
         live = self._live

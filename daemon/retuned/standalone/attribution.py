@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from retuned.lifting.store_records import Geometries
-from retuned.node.attribution import Attribution
+from retuned.node.attribution import Attribution, suspect_of
 from retuned.node.order_store import bringer
 from retuned.ports import Stored
 from retuned.stages.drift import DriftReport
@@ -53,21 +53,10 @@ class _Swaps:
         return kernels.geometries(self._ctx)
 
     def swaps(self) -> Sequence[Suspect]:
-        store, found = self._ctx.store, []
-        for kept in committed(store).values():
-            stored = store.get(RecordKind.ORDER, kept.order.id)
-            if kept.order.artifact is None or stored is None:
-                continue
-            found.append(
-                Suspect(
-                    proposal=bringer(store, kept.order).proposal,
-                    definition=kept.order.definition,
-                    artifact=kept.order.artifact,
-                    order=kept.order.id,
-                    since_s=stored.updated_at.timestamp(),
-                )
-            )
-        return found
+        store = self._ctx.store
+        orders = [kept.order for kept in committed(store).values()]
+        found = (suspect_of(store, each, proposal=bringer(store, each).proposal) for each in orders)
+        return [each for each in found if each is not None]
 
     def definitions_of(self, stat: SignatureStat) -> set[str]:
         return {share.workload.definition for share in self._live.shares_of(stat)}

@@ -20,7 +20,7 @@ _DETAILS = {
 }
 
 
-_PASSING = frozenset({"key-unreadable", "blob-unreadable"})
+PASSING = frozenset({"key-unreadable", "blob-unreadable"})
 """What keeps evidence from being read and says nothing about it."""
 
 
@@ -91,7 +91,7 @@ def read(store: Store, verifier: Verifier, digest: Digest | None) -> Read:
         detail = f"{digest} cannot be read now: {error.strerror or error}"
         return _later(detail)
     except UnreadableInput as error:
-        if error.code in _PASSING:
+        if error.code in PASSING:
             return _later(str(error))
         known = {
             "blob-corrupt": EvidenceFault.ALTERED,

@@ -14,7 +14,7 @@ from retuned.errors import UnreadableInput
 from retuned.ports import Notary, Store, Verifier
 from retuned.stages.proposal import Lesson
 from retuned.stages.verdict import Doubt
-from retuned.store.envelopes import payload_of, seal
+from retuned.store.envelopes import PASSING, payload_of, seal
 
 log = logging.getLogger(__name__)
 
@@ -60,21 +60,29 @@ def kept(store: Store, *, prefix: str = "", verifier: Verifier | None = None) ->
     found = []
     for stored in store.list(LESSON, phase=HOLDS, prefix=prefix):
         try:
-            lesson = Lesson.model_validate(stored.body["lesson"])
-            if verifier is not None:
-                _check(store, lesson, signed=stored.body["evidence"], verifier=verifier)
-        except (KeyError, ValidationError, UnreadableInput) as error:
-            log.error("lesson %s is not believed: %s", stored.id, error)
+            lesson, signed = Lesson.model_validate(stored.body["lesson"]), stored.body["evidence"]
+            doubt = "" if verifier is None else _doubt(store, lesson, signed, verifier=verifier)
+        except (KeyError, ValidationError) as error:
+            doubt = str(error)
+        if doubt:
+            log.error("lesson %s does not count: %s", stored.id, doubt)
         else:
             found.append(lesson)
     return found
 
 
-def _check(store: Store, lesson: Lesson, *, signed: Digest, verifier: Verifier) -> None:
-    """Raise where a lesson is not the one that was signed."""
-    text = payload_of(store.get_blob(signed), verifier=verifier)
+def _doubt(store: Store, lesson: Lesson, signed: Digest, *, verifier: Verifier) -> str:
+    """Return why a lesson is not the one that was signed; empty if it is, or if that is unknown.
+
+    A signed form that cannot be read now says nothing against the lesson.
+    """
+    try:
+        text = payload_of(store.get_blob(signed), verifier=verifier)
+    except OSError:
+        return ""
+    except UnreadableInput as error:
+        return "" if error.code in PASSING else str(error)
     if isinstance(text, Doubt):
-        raise UnreadableInput("lesson-altered", where=signed, message=text.detail)
-    if Lesson.model_validate_json(text) != lesson:
-        message = "is of another lesson than the record"
-        raise UnreadableInput("lesson-altered", where=signed, message=message)
+        return text.detail
+    same = Lesson.model_validate_json(text) == lesson
+    return "" if same else "its signed form is of another lesson"

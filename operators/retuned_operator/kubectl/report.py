@@ -22,7 +22,7 @@ from retuned.cli.render import (
     print_accounts,
     print_calibration,
 )
-from retuned.control.calibration import calibrations_of
+from retuned.control.lessons import calibrations_of
 from retuned.errors import UnreadableInput
 from retuned.stages.watch import Account
 from retuned.stages.watch.proof import Calibration

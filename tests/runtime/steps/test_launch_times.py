@@ -50,6 +50,7 @@ class Bench:
             self.log, device=lambda: self.device, now_s=lambda: self.device.now_s
         )
         self.slot = Slot(DEFINITION, self.original)
+        self.log.start()
         self.calls = 0
 
     def original(self, x: Any) -> str:
@@ -139,6 +140,13 @@ def test_an_error_of_a_launch_is_the_servers(bench: Bench) -> None:
     with pytest.raises(ValueError, match="the kernel's"):
         bench.slot(SimpleNamespace(shape=(4,)))
     assert bench.rows() == [("on", (4,), 1, [])]
+
+
+def test_without_a_recording_no_slot_is_followed(bench: Bench) -> None:
+    bench.times.forget()
+    bench.log.stop()
+    bench.times.follow(bench.slot)
+    assert bench.slot.times is None, "nothing would end it"
 
 
 def test_one_slot_is_followed_at_a_time_and_left_as_it_was(bench: Bench) -> None:

@@ -318,6 +318,7 @@ def test_launches_of_a_proven_table_are_timed_by_size_class(world: World) -> Non
         assert timed(sized, lambda: "launched", in_capture=False) == "launched"
 
     launch(100)
+    steps.log.start()
     for on, arm in ((True, "0-0-off"), (False, "0-1-on")):
         world.service.bypass({"definition": name, "on": on, "arm": arm})
         launch(100)
@@ -325,7 +326,6 @@ def test_launches_of_a_proven_table_are_timed_by_size_class(world: World) -> Non
         launch(9)  # its class is new
     counts = {(row["arm"], row["lengths"][0]): row["launches"] for row in steps.launches.rows()}
     assert counts == {(arm, bucket(n)): k for arm in ("off", "on") for n, k in ((100, 2), (9, 1))}
-    steps.log.start()
     steps.log.stop()
     launch(100)
     assert proven.sized(dict.fromkeys(proven.axes, 100)).proof is None

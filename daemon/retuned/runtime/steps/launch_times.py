@@ -84,8 +84,11 @@ class LaunchTimes:
     # --- control thread -------------------------------------------------------------------------
 
     def follow(self, slot: Timed) -> None:
-        """Count and time the launches of a slot from now on, and of no other one."""
-        if slot is self._slot:
+        """Count and time the launches of a slot from now on, and of no other one.
+
+        Without a recording nothing would end it, so nothing is followed.
+        """
+        if slot is self._slot or not self._log.recording:
             return
         self.leave()
         self._slot, self._timer, self._cells = slot, LaunchTimer(self._device()), {}

@@ -158,7 +158,7 @@ class KernelsMeasured:
     """The kernel was measured in place; for the account only."""
 
     kernels: tuple[KernelTime, ...]
-    """Of all pairs so far."""
+    """Since the recording began: a restart of the node begins another one."""
     at_s: float
 
 
