@@ -39,6 +39,8 @@ from retuned.runtime_client.client import RuntimeSocket
 from retuned.runtime_client.status import ProcessStatus, Standings, process_status
 from retuned.stages.gate import TuningFreeze
 from retuned.store.approvals import Approvals, Identity
+from retuned.store.keys import Ed25519Notary
+from retuned.store.lessons import keep
 from retuned.store.sqlite import SqliteStore
 
 A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
@@ -520,7 +522,7 @@ def test_a_lesson_is_shown_and_lifted_with_a_reason(server: Server, run: Run, fo
     server.slot("gemm")
     known = lesson(sentence="harms (slower): steps take 2.0 % longer")
     store = SqliteStore(folder.parent)
-    store.add("lesson", known.proposal, {"lesson": known.model_dump(mode="json")}, phase="holds")
+    keep(store, known, id=known.proposal, notary=Ed25519Notary(folder.parent / "keys"))
     store.close()
     text = " ".join(run("status").split())
     assert "gemm (1 <= M <= 64) is not proposed again in this server (live-lesson)" in text

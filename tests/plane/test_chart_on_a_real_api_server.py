@@ -16,10 +16,12 @@ import pytest
 import yaml
 from tests.charts.conftest import helm as helm
 from tests.charts.rendering import CHART, CI, Helm, values_of
+from tests.operators import examples
 from tests.plane.control_plane import ControlPlane
 from tests.plane.servers import TIMEOUTS, eventually, real_api, refusal
 
-from retuned_operator.kube.client import Api
+from retuned_operator.controllers.proposal import proposal_body
+from retuned_operator.kube.client import Api, connect
 from retuned_operator.kube.errors import ApiError, Forbidden, NotFound
 from retuned_operator.kube.kubeconfig import configuration_of
 from retuned_operator.kube.lease import Leader
@@ -27,15 +29,17 @@ from retuned_operator.kube.resources import (
     ACCESS_REVIEWS,
     LEASES,
     PODS,
+    PROPOSALS,
     REPLICA_SETS,
     SECRETS,
     STATEFUL_SETS,
+    TARGETS,
 )
 from retuned_operator.kube.transport import Transport
 from retuned_operator.manifests.replicas import ReplicaTemplate, replica_pod
 from retuned_operator.manifests.roles import LEASE
 from retuned_operator.manifests.settings import sidecar_settings
-from retuned_operator.schema import KINDS
+from retuned_operator.schema import KINDS, SwapProposal, TuningTarget, read, write
 from retuned_operator.webhook.certificate_secret import (
     AUTHORITY,
     SECRET,
@@ -290,6 +294,13 @@ def test_the_operator_makes_and_deletes_canary_replicas_and_no_other_pod(
     values = ("-f", str(VALUES), "--set", "canaryReplicas.enabled=true")
     installed.helm("upgrade", "retuned", str(CHART), *values)
     api, numbers = installed.as_operator(), itertools.count()
+    admin = connect(installed.admin)
+    target = examples.a_target()
+    target["metadata"] = {"name": "chat", "namespace": "serving"}
+    made = read(TuningTarget, admin.create(TARGETS, target))
+    spec = write(read(SwapProposal, examples.a_swap()).spec)
+    # A real owner: Kubernetes deletes a pod whose owner does not exist, at a time of its own.
+    proposal = admin.create(PROPOSALS, proposal_body("swp-1", spec, target=made))
     containers = [{"name": "server", "image": "vllm"}]
     template = ReplicaTemplate(
         body={"metadata": {"labels": {"app": "chat"}}, "spec": {"containers": containers}}
@@ -302,7 +313,7 @@ def test_the_operator_makes_and_deletes_canary_replicas_and_no_other_pod(
             pair="swp-1-0",
             namespace="serving",
             proposal="swp-1",
-            proposal_uid="c0ffee00-0000-4000-8000-000000000000",
+            proposal_uid=proposal["metadata"]["uid"],
         )
         return body | {"metadata": body["metadata"] | changes}
 
@@ -320,12 +331,13 @@ def test_the_operator_makes_and_deletes_canary_replicas_and_no_other_pod(
             api.get(workloads, "nosuch", namespace="serving")
         with pytest.raises(Forbidden):
             api.list(workloads, namespace="serving")
-    made = api.create(PODS, a_replica())
-    api.delete(PODS, made["metadata"]["name"], namespace="serving")
+    replica = api.create(PODS, a_replica())
+    api.delete(PODS, replica["metadata"]["name"], namespace="serving")
     installed.kubectl("run", "chat-0", "-n", "serving", "--image", "vllm")
     with pytest.raises(Forbidden, match="canary replicas"):
         api.delete(PODS, "chat-0", namespace="serving")
     installed.kubectl("delete", "pod", "chat-0", "-n", "serving", "--grace-period=0", "--force")
+    admin.delete(TARGETS, "chat", namespace="serving")
 
 
 YES = {

@@ -62,7 +62,9 @@ def kept(store: Store, *, prefix: str = "", verifier: Verifier | None = None) ->
         try:
             lesson, signed = Lesson.model_validate(stored.body["lesson"]), stored.body["evidence"]
             doubt = "" if verifier is None else _doubt(store, lesson, signed, verifier=verifier)
-        except (KeyError, ValidationError) as error:
+        except KeyError as error:
+            doubt = f"its record has no {error}"
+        except ValidationError as error:
             doubt = str(error)
         if doubt:
             log.error("lesson %s does not count: %s", stored.id, doubt)
