@@ -165,6 +165,13 @@ def test_a_policy_is_explained_field_by_field(tmp_path: Path) -> None:
             "{mode: required, whenNotSwitchable: canary, canaryPairs: 3}",
             "with 6 additional pods at one time",
         ),
+        ("{mode: required, whenNotSwitchable: canary}", "8 A/A pairs, then at most 16 pairs"),
+        (
+            "{mode: required, whenNotSwitchable: canary, canaryWindow: 5m, canaryLeaveOut: 2m}",
+            "measured for 5 minutes after 2 minutes",
+        ),
+        ("{mode: required, switching: false}", "No swap is switched off and on in a serving"),
+        ("{mode: observe, switching: false}", "No swap is switched off and on in a serving"),
         ("{mode: required, onTooLittleTraffic: keep}", "too-little-traffic: it is kept."),
         ("{mode: required, maxDuration: 10m, minEffect: 0.01}", "for at most 10 minutes"),
         ("{mode: required, minEffect: 0.01}", "under 1.00% do not count"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.cluster import Cluster
-from tests.cluster.images import TARGETS, images
+from tests.cluster.images import TARGETS, archives
 from tests.cluster.needs import lacks
 from tests.cluster.reporting import Report
 from tests.cluster.serving import torch_folder
@@ -74,12 +74,9 @@ def built(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[s
     folder.mkdir(exist_ok=True)
     torch = "none" if torch_folder() is not None else "locked"
     began = time.monotonic()
-    with images() as kept:
-        names = kept.build(TARGETS, tag=TAG, torch=torch)
-        _REPORT.seconds["images built"] = time.monotonic() - began
-        return {
-            target: kept.archive(name, folder / f"{target}.tar") for target, name in names.items()
-        }
+    made = archives(folder, tag=TAG, torch=torch)
+    _REPORT.seconds["images built"] = time.monotonic() - began
+    return made
 
 
 @pytest.fixture(scope="session")

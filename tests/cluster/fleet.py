@@ -13,13 +13,15 @@ from typing import Any
 
 from tests.cluster.cluster import MODEL, Cluster
 from tests.cluster.conftest import TAG
-from tests.cluster.installing import OPERATOR, Volume, values
-from tests.cluster.serving import SHARED_FOLDERS, Counted, server_pod
+from tests.cluster.installing import OPERATOR, Volume, installed, values
+from tests.cluster.installing import volume as store_volume
+from tests.cluster.reporting import Report
+from tests.cluster.serving import PORT, SHARED_FOLDERS, Counted, answers, server_pod, service
 
 from retuned.api.agent import PodRef
 from retuned.contract import digest_of
 from retuned.demo.processes import Child
-from retuned_operator.manifests.names import INJECT
+from retuned_operator.manifests.names import INJECT, REPLICA_OF
 from retuned_operator.manifests.sidecar import SIDECAR, SOCKET_DIR
 
 NAMESPACE = "chat"
@@ -63,13 +65,27 @@ ROLLOUT: Mapping[str, Any] = {
 """Every stage of a rollout, each but one as short as it may be."""
 
 
-def story_values(volume: str) -> Mapping[str, Any]:
+IN_REPLICAS: Mapping[str, Any] = {
+    "mode": "required",
+    "switching": False,
+    "whenNotSwitchable": "canary",
+    "canaryLeaveOut": "2s",
+    "canaryWindow": "20s",
+}
+"""A live proof by boots of canary replicas, each of seconds: 200 steps take ten on two cores."""
+OBSERVED: Mapping[str, Any] = {"mode": "observe", "longBlocks": 0, "maxDuration": "5m"}
+"""A live proof in serving pods whose verdict is not asked for: two cores are shared by all."""
+
+
+def story_values(volume: str, *, live_proof: Mapping[str, Any] = OBSERVED) -> Mapping[str, Any]:
     """Return values of the chart: two people decide, windows are seconds long.
 
     Parameters
     ----------
     volume
         Storage class of the volume that the store is on.
+    live_proof
+        The policy's rule.
     """
     given = dict(values(TAG))
     lab = {"cpu": "1", "memory": "2Gi", "work": "2Gi"}
@@ -85,6 +101,7 @@ def story_values(volume: str) -> Mapping[str, Any]:
         "gpuModels": {"MI300X": dict(MODEL)},
         "sizes": {"compile": lab, "search": lab, "verify": lab},
     }
+    given["canaryReplicas"] = {"enabled": True}
     given["store"] = {"persistent": True, "storageClassName": volume, "size": "1Gi"}
     given["policies"] = [
         {
@@ -99,8 +116,7 @@ def story_values(volume: str) -> Mapping[str, Any]:
                     "pauseWhen": {"sloAlertFiring": False},
                 },
                 "kernels": {"include": ["linear_w8_n2816_k512"]},
-                # its verdict is not asked for: two cores are shared by all that runs here
-                "liveProof": {"mode": "observe", "longBlocks": 0, "maxDuration": "5m"},
+                "liveProof": dict(live_proof),
                 "rollout": dict(ROLLOUT),
             },
         }
@@ -120,8 +136,11 @@ def deployment() -> dict[str, Any]:
     """Return the server as its owner writes it: with an annotation, and without us."""
     template = server_pod(TAG, folders=SHARED_FOLDERS, model="demo")
     template["metadata"]["annotations"] = dict(ASKING)
-    # beside an experiment on the same two cores it keeps half of what there is
-    template["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "700m"
+    # beside an experiment on the same two cores it keeps a third; three of them fit on two cores
+    template["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "500m"
+    # a replica that is deleted gets no new request once the node knows
+    template["spec"]["containers"][0]["lifecycle"] = {"preStop": {"sleep": {"seconds": 5}}}
+    template["spec"]["terminationGracePeriodSeconds"] = 60
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -215,6 +234,27 @@ class Fleet:
         """Return the oldest proposal."""
         return self.all("swapproposals")[0]
 
+    def approve(self, name: str, group: str) -> None:
+        """Say yes to the oldest proposal, as somebody of a group.
+
+        Raises
+        ------
+        subprocess.CalledProcessError
+            If that is refused.
+        """
+        person = self.cluster.person(name, "retuned-approver", namespace=NAMESPACE, groups=(group,))
+        proposal = self.proposal()
+        self.cluster.retuned(
+            "approve", proposal["metadata"]["name"], "-n", NAMESPACE, "--yes",
+            "--digest", proposal["spec"]["artifact"]["digest"], "-m", "measured, and guarded",
+            kubeconfig=person,
+        )  # fmt: skip
+
+    def replicas(self, *, going: bool = False) -> list[dict[str, Any]]:
+        """Return the canary replicas, with `going` also those that are on their way out."""
+        found = self.cluster.get("pods", "-n", NAMESPACE, "-l", REPLICA_OF)["items"]
+        return [each for each in found if going or "deletionTimestamp" not in each["metadata"]]
+
     def experiment(self, name: str) -> dict[str, Any]:
         """Return an experiment."""
         return self.cluster.get("kernelexperiment", name, "-n", NAMESPACE)
@@ -287,3 +327,57 @@ class Fleet:
         answer = json.loads(said)
         assert answer["ok"], answer
         return {each["definition"]: each for each in answer[kind]}
+
+
+@contextmanager
+def fleet_in(
+    cluster: Cluster, given: Mapping[str, Any], *, volume: str, folder: Path, report: Report
+) -> Iterator[Fleet]:
+    """Install the chart, start the server with its sidecar and traffic, and take all away again.
+
+    Parameters
+    ----------
+    cluster
+        A cluster without the chart.
+    given
+        Values of the chart.
+    volume
+        Storage class of the volume that the store is on.
+    folder
+        Of the client.
+    report
+        Gets how long things took, and what became of requests.
+    """
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+    cluster.kubectl("apply", "-f", "-", given=[namespace])
+    counted = Counted()
+    with store_volume(cluster, volume) as store, installed(cluster, given):
+        cluster.kubectl("apply", "-f", "-", given=[service(NAMESPACE), TARGET])
+        authority = ("get", "configmap", "retuned-agent-ca", "-n", NAMESPACE)
+        cluster.eventually(lambda: cluster.succeeds(*authority), "the authority is there")
+        # ready is who answers; that the address leads there takes the node a moment more
+        cluster.eventually(lambda: injected(cluster) != "", "who asks gets a sidecar")
+        cluster.kubectl("apply", "-f", "-", given=[deployment()])
+        ready = ("rollout", "status", "deployment/demo", "-n", NAMESPACE, "--timeout=1s")
+        took = cluster.eventually(lambda: cluster.succeeds(*ready), "it is ready", within_s=600)
+        report.seconds["injected server ready"] = took
+        (pod,) = cluster.get("pods", "-n", NAMESPACE, "-l", "app=demo")["items"]
+        address = cluster.get("service", "demo", "-n", NAMESPACE)["spec"]["clusterIP"]
+        url = f"http://{address}:{PORT}"
+        cluster.eventually(lambda: answers(url), "the service answers")
+        about = pod["metadata"]
+        with traffic_of(url, folder=folder, counted=counted) as client:
+            ref = PodRef(namespace=NAMESPACE, name=about["name"], uid=about["uid"])
+            yield Fleet(cluster, ref, url, client, store)
+        report.add(counted)
+    cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
+
+
+def injected(cluster: Cluster, *, annotations: Mapping[str, str] = ASKING) -> str:
+    """Return the names of the init containers that a new pod would have."""
+    pod = server_pod(TAG)
+    about = {"name": "tried", "namespace": NAMESPACE, "annotations": dict(annotations)}
+    tried = {"apiVersion": "v1", "kind": "Pod", "metadata": pod["metadata"] | about}
+    fields = "jsonpath={.spec.initContainers[*].name}"
+    arguments = ("create", "--dry-run=server", "-f", "-", "-o", fields)
+    return cluster.kubectl(*arguments, given=[tried | {"spec": pod["spec"]}])

@@ -173,6 +173,23 @@ class Images:
         return str(done.stdout)
 
 
+def archives(folder: Path, *, tag: str, torch: str) -> Mapping[str, Path]:
+    """Build the checkout's images and return their archives in a folder, by target.
+
+    Parameters
+    ----------
+    folder
+        Where the archives are written; gigabytes.
+    tag, torch
+        As in `Images.build`.
+    """
+    with images() as kept:
+        names = kept.build(TARGETS, tag=tag, torch=torch)
+        return {
+            target: kept.archive(name, folder / f"{target}.tar") for target, name in names.items()
+        }
+
+
 @contextmanager
 def images() -> Iterator[Images]:
     """Give the images to one user at a time; a second one waits."""

@@ -151,8 +151,11 @@ def answers(url: str) -> bool:
 
 
 @contextmanager
-def traffic(url: Callable[[], str], *, clients: int = 2) -> Iterator[Counted]:
-    """Ask without a pause, by several clients, until the block ends."""
+def traffic(url: Callable[[], str], *, clients: int = 2, tokens: int = 4) -> Iterator[Counted]:
+    """Ask without a pause, by several clients, until the block ends.
+
+    Each request has a connection of its own: a Service balances connections, not requests.
+    """
     counted, over, lock = Counted(), threading.Event(), threading.Lock()
 
     def client(number: int) -> None:
@@ -160,8 +163,9 @@ def traffic(url: Callable[[], str], *, clients: int = 2) -> Iterator[Counted]:
         while not over.is_set():
             turn += 1
             try:
-                came = ask(url(), prompt=4 + turn % 12, tokens=4, seed=number * 10_000 + turn)
-                wrong = "" if came == 4 else f"{came} of 4 tokens"
+                seed = number * 10_000 + turn
+                came = ask(url(), prompt=4 + turn % 12, tokens=tokens, seed=seed)
+                wrong = "" if came == tokens else f"{came} of {tokens} tokens"
             except httpx.HTTPError as error:
                 came, wrong = 0, f"{type(error).__name__}: {error}"
             with lock:

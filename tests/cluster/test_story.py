@@ -16,26 +16,23 @@ from typing import Any
 import httpx
 import pytest
 from tests.cluster.cluster import NODE, Cluster
-from tests.cluster.conftest import TAG
 from tests.cluster.fleet import (
-    ASKING,
     EXPERIMENTS,
+    IN_REPLICAS,
     NAMESPACE,
-    TARGET,
     Fleet,
-    deployment,
+    fleet_in,
+    injected,
     like,
     story_values,
-    traffic_of,
 )
 from tests.cluster.installing import NAMESPACE as SYSTEM
-from tests.cluster.installing import OPERATOR, installed, uninstall, upgrade, volume
+from tests.cluster.installing import OPERATOR, uninstall, upgrade
 from tests.cluster.reporting import Report
-from tests.cluster.serving import PORT, Counted, answers, server_pod, service
+from tests.cluster.serving import traffic
 from tests.cluster.strangers import other_pod, said_by, token_of
 from tests.plane.control_plane import Failed
 
-from retuned.api.agent import PodRef
 from retuned.stages.watch.proof import Verdict
 from retuned_operator.manifests.jobs import RUNNER
 from retuned_operator.manifests.names import ROLE
@@ -45,7 +42,7 @@ from retuned_operator.schema import ExperimentPhase
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 STORE = "by-hand"
-VALUES = story_values(STORE)
+VALUES = story_values(STORE, live_proof=IN_REPLICAS)
 
 
 def again(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -54,43 +51,13 @@ def again(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**given, "operator": operator}
 
 
-def injected(cluster: Cluster, *, annotations: Mapping[str, str] = ASKING) -> str:
-    """Return the names of the init containers that a new pod would have."""
-    pod = server_pod(TAG)
-    about = {"name": "tried", "namespace": NAMESPACE, "annotations": dict(annotations)}
-    tried = {"apiVersion": "v1", "kind": "Pod", "metadata": pod["metadata"] | about}
-    fields = "jsonpath={.spec.initContainers[*].name}"
-    arguments = ("create", "--dry-run=server", "-f", "-", "-o", fields)
-    return cluster.kubectl(*arguments, given=[tried | {"spec": pod["spec"]}])
-
-
 @pytest.fixture(scope="module")
 def fleet(
     cluster: Cluster, report: Report, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Fleet]:
-    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
-    cluster.kubectl("apply", "-f", "-", given=[namespace])
-    counted = Counted()
-    with volume(cluster, STORE) as store, installed(cluster, VALUES):
-        cluster.kubectl("apply", "-f", "-", given=[service(NAMESPACE), TARGET])
-        authority = ("get", "configmap", "retuned-agent-ca", "-n", NAMESPACE)
-        cluster.eventually(lambda: cluster.succeeds(*authority), "the authority is there")
-        # ready is who answers; that the address leads there takes the node a moment more
-        cluster.eventually(lambda: injected(cluster) != "", "who asks gets a sidecar")
-        cluster.kubectl("apply", "-f", "-", given=[deployment()])
-        ready = ("rollout", "status", "deployment/demo", "-n", NAMESPACE, "--timeout=1s")
-        took = cluster.eventually(lambda: cluster.succeeds(*ready), "it is ready", within_s=600)
-        report.seconds["injected server ready"] = took
-        (pod,) = cluster.get("pods", "-n", NAMESPACE, "-l", "app=demo")["items"]
-        address = cluster.get("service", "demo", "-n", NAMESPACE)["spec"]["clusterIP"]
-        url = f"http://{address}:{PORT}"
-        cluster.eventually(lambda: answers(url), "the service answers")
-        about = pod["metadata"]
-        with traffic_of(url, folder=tmp_path_factory.mktemp("client"), counted=counted) as client:
-            ref = PodRef(namespace=NAMESPACE, name=about["name"], uid=about["uid"])
-            yield Fleet(cluster, ref, url, client, store)
-        report.add(counted)
-    cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
+    folder = tmp_path_factory.mktemp("client")
+    with fleet_in(cluster, VALUES, volume=STORE, folder=folder, report=report) as made:
+        yield made
 
 
 def ours(fleet: Fleet) -> list[str]:
@@ -110,16 +77,6 @@ def of_chart(fleet: Fleet) -> list[str]:
         "poddisruptionbudgets,pods,pvc"
     )
     return fleet.cluster.kubectl("get", kinds, "-n", SYSTEM, "-o", "name").split()
-
-
-def approve(fleet: Fleet, person: Path) -> None:
-    """Say yes to the one proposal, as somebody."""
-    proposal = fleet.proposal()
-    fleet.cluster.retuned(
-        "approve", proposal["metadata"]["name"], "-n", NAMESPACE, "--yes",
-        "--digest", proposal["spec"]["artifact"]["digest"], "-m", "measured, and guarded",
-        kubeconfig=person,
-    )  # fmt: skip
 
 
 def end_experiments(fleet: Fleet, person: Path, *, but: str = "") -> None:
@@ -308,20 +265,14 @@ def test_a_win_is_measured_proven_and_proposed(fleet: Fleet, report: Report) -> 
 
 def test_who_asked_for_the_swap_may_not_approve_it(fleet: Fleet) -> None:
     asker = str(fleet.proposal()["spec"]["requestedBy"])
-    person = fleet.cluster.person(
-        asker, "retuned-approver", namespace=NAMESPACE, groups=("gpu-platform",)
-    )
     with pytest.raises(subprocess.CalledProcessError) as refused:
-        approve(fleet, person)
+        fleet.approve(asker, "gpu-platform")
     assert "whoever asked for a swap does not approve it" in refused.value.stderr
     assert fleet.all("swapdecisions") == []
 
 
 def test_one_person_is_not_enough_and_nothing_is_swapped(fleet: Fleet) -> None:
-    ada = fleet.cluster.person(
-        "ada", "retuned-approver", namespace=NAMESPACE, groups=("gpu-platform",)
-    )
-    approve(fleet, ada)
+    fleet.approve("ada", "gpu-platform")
 
     def counted() -> bool:
         gate = fleet.proposal()["status"].get("gate", {})
@@ -332,19 +283,50 @@ def test_one_person_is_not_enough_and_nothing_is_swapped(fleet: Fleet) -> None:
     assert all(slot["active"] is None for slot in fleet.slots().values())
 
 
+def test_canary_replicas_are_measured_before_the_server_is_swapped(
+    fleet: Fleet, report: Report
+) -> None:
+    fleet.approve("ben", "sre-oncall")
+    report.seconds["approval to replicas"] = fleet.cluster.eventually(
+        lambda: len(fleet.replicas()) == 2, "two replicas are made"
+    )
+    status = fleet.proposal()["status"]
+    assert (status["phase"], status["reason"]) == ("Proving", "canary-replicas-running")
+    owners = [each["metadata"]["ownerReferences"] for each in fleet.replicas()]
+    uid = fleet.proposal()["metadata"]["uid"]
+    assert {each["uid"] for every in owners for each in every} == {uid}
+    with traffic(lambda: fleet.url, clients=6, tokens=24) as counted:
+        report.seconds["replicas to measured pair"] = fleet.cluster.eventually(
+            lambda: fleet.proposal()["status"]["replicas"]["shamPairs"] >= 1,
+            "a pair of boots counts",
+            within_s=900,
+        )
+        assert all(slot["active"] is None for slot in fleet.slots().values())
+        assert fleet.status()["pods"] == 1, "replicas are no pods of the target"
+        workload = fleet.cluster.get("deployment", "demo", "-n", NAMESPACE)
+        assert workload["status"]["replicas"] == 1, "no workload has adopted them"
+        upgrade(fleet.cluster, story_values(STORE))
+        report.seconds["other policy to no replicas"] = fleet.cluster.eventually(
+            lambda: not fleet.replicas(going=True), "the replicas are gone"
+        )
+    report.add(counted)
+    assert counted.failed == [], "a replica that is deleted ends its requests"
+
+
+def test_another_policy_asks_people_again(fleet: Fleet) -> None:
+    fleet.cluster.eventually(lambda: fleet.phase() == "AwaitingApproval", "people are asked again")
+    fleet.approve("ada", "gpu-platform")
+
+
 def test_an_artifact_that_was_tampered_with_is_loaded_nowhere_though_two_people_agreed(
     fleet: Fleet, report: Report
 ) -> None:
-    ben = fleet.cluster.person(
-        "ben", "retuned-approver", namespace=NAMESPACE, groups=("sre-oncall",)
-    )
-
     def held() -> list[str]:
         rollout = fleet.proposal()["status"].get("rollout", {})
         return [each.get("held", "") for each in rollout.get("pods", ())]
 
     with fleet.store.tampered(fleet.proposal()["spec"]["artifact"]["digest"]):
-        approve(fleet, ben)
+        fleet.approve("ben", "sre-oncall")
         report.seconds["approval to tampering seen"] = fleet.cluster.eventually(
             lambda: held() == ["artifact-damaged"], "the pod waits for a sound one", within_s=600
         )
@@ -539,7 +521,8 @@ def test_the_audit_log_says_who_decided(fleet: Fleet) -> None:
         for each in written(fleet, "swapdecisions", ("create",))
     ]
     asker = str(fleet.proposal()["spec"]["requestedBy"])
-    assert made == [(asker, 403), ("ada", 201), ("ben", 201)]
+    twice = [("ada", 201), ("ben", 201)] * 2
+    assert made == [(asker, 403), *twice], "for each of two policies"
 
 
 def test_an_uninstall_leaves_the_definitions_and_the_record_and_the_server(fleet: Fleet) -> None:
@@ -553,7 +536,7 @@ def test_an_uninstall_leaves_the_definitions_and_the_record_and_the_server(fleet
     ]
     assert len(kinds) == 6
     decisions = [each["spec"]["user"] for each in fleet.all("swapdecisions")]
-    assert sorted(decisions) == ["ada", "ben"]
+    assert sorted(decisions) == ["ada", "ada", "ben", "ben"]
     assert fleet.phase() == "RolledBack"
     stay = {"configmap/kube-root-ca.crt", "persistentvolumeclaim/retuned-store"}
     fleet.cluster.eventually(lambda: set(of_chart(fleet)) == stay, "all else is gone")

@@ -254,6 +254,29 @@ def test_a_swap_that_turns_out_not_to_be_switchable(rule: str, why: str, phase: 
     assert not fleet.target.status.quarantine
 
 
+@pytest.mark.parametrize(
+    ("rule", "phase"),
+    [("keep", P.PROMOTED), ("refuse", P.ROLLED_BACK), ("canary", P.ROLLED_BACK)],
+)
+def test_where_the_policy_forbids_it_no_server_is_switched(rule: str, phase: P) -> None:
+    fleet = Fleet(whenNotSwitchable=rule, switching=False)
+    name = fleet.begun()
+    fleet.until(name, phase)
+    assert fleet.proofs(name) == ()
+    assert not fleet.target.status.quarantine
+
+
+def test_a_policy_that_begins_to_forbid_it_ends_the_proof_without_a_verdict() -> None:
+    fleet = Fleet()
+    name = fleet.begun()
+    fleet.until(name, P.PROVING)
+    fleet.change_policy(liveProof={"mode": "required", "switching": False})
+    fleet.until(name, P.ROLLED_BACK)
+    assert {each.reason for each in fleet.proofs(name)} == {"interrupted"}
+    assert fleet.reason(name) == "live-proof-interrupted"
+    assert not fleet.target.status.quarantine
+
+
 def test_one_server_that_says_otherwise_goes_back_under_keep() -> None:
     fleet = Fleet(whenNotSwitchable="keep")
     name = fleet.begun()

@@ -45,6 +45,7 @@ CONDITIONAL = {
     "spec.liveProof.slo.itlP99Ms": "bounds.itl_p99_ms",
     "spec.liveProof.slo.maxQueue": "bounds.max_queue",
     "spec.liveProof.slo.ttftP99Ms": "bounds.ttft_p99_ms",
+    "spec.liveProof.switching": "rule.switching",
     "spec.liveProof.whenNotSwitchable": "rule.when_not_switchable",
     "spec.pauses.experiments": "limits.pauses.experiments",
     "spec.pauses.longestMs": "limits.pauses.longest_ms",

@@ -391,6 +391,17 @@ def test_where_nothing_can_be_switched(
     assert world.store.list(RecordKind.LIVE_PROOF) == []
 
 
+@pytest.mark.parametrize(
+    ("rule", "phase"), [("refuse", "Scheduled"), ("keep", "Promoted"), ("canary", "Scheduled")]
+)
+def test_where_the_policy_forbids_it_nothing_is_switched(
+    world: World, live: Live, rule: str, phase: str
+) -> None:
+    reached = swapped(world, policy(whenNotSwitchable=rule, switching=False))
+    assert (settled(world) if phase == "Promoted" else reached) == phase
+    assert world.store.list(RecordKind.LIVE_PROOF) == []
+
+
 SLO = {"slo": {"maxQueue": 4}}
 
 

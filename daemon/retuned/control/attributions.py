@@ -16,7 +16,7 @@ from retuned.control.live_proofs import concluded
 from retuned.control.orders import order_for
 from retuned.control.proposal_step import ProposalStep
 from retuned.control.sentinels import is_frozen, withdraws
-from retuned.stages.gate import LiveProof, LiveProofMode
+from retuned.stages.gate import LiveProof
 
 CAUSE = "attribution"
 """Reason codes of a rollback begin with it."""
@@ -66,7 +66,7 @@ def asked(case: ProposalStep, *, rule: LiveProof) -> ProposalStep:
     """
     if case.facts.freezes is None:
         return case
-    may = case.phase in _PHASES and rule.mode is not LiveProofMode.OFF and not is_frozen(case)
+    may = case.phase in _PHASES and rule.switches and not is_frozen(case)
     return case.having(alarm_rule=rule if may else None)
 
 

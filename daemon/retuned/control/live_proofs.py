@@ -240,6 +240,8 @@ def why_not(pod: PodFact, rule: LiveProof) -> str | None:
         The policy's rule, which may ask for service levels.
     """
     said = pod.proof
+    if not rule.switching:
+        return str(ProofReason.NOT_SWITCHABLE)
     if said is None:
         return "not-reported"
     if said.unavailable and not said.temporary:
@@ -266,8 +268,8 @@ def _observed(
     now: datetime,
 ) -> LiveProofStatus:
     """Return a proof without a verdict as its pod reports it."""
-    if rule.mode is LiveProofMode.OFF:
-        return _without_verdict(entry, "the policy asks for no live proof any more", now=now)
+    if not rule.switches:
+        return _without_verdict(entry, "the policy allows no such proof any more", now=now)
     if epoch is not None and epoch != entry.epoch:  # the order was made again
         entry = entry.model_copy(update={"epoch": epoch, "phase": ""})
     said = pod.proof if pod is not None else None

@@ -89,7 +89,7 @@ def asked(case: ProposalStep, *, rule: LiveProof) -> ProposalStep:
     """
     if case.phase is not ProposalPhase.PROMOTED or case.facts.freezes is None:
         return case
-    wanted = rule.mode is not LiveProofMode.OFF and rule.sentinel > 0.0 and not is_frozen(case)
+    wanted = rule.switches and rule.sentinel > 0.0 and not is_frozen(case)
     known = {each.environment: each for each in case.status.sentinels}
     able = _able(case)
     found = []

@@ -159,20 +159,23 @@ def unavailable(ctx: Context, proposal: str) -> str:
     """
     if ctx.live_steps is None or tuned_files.is_fixed(ctx, proposal):
         return "not-switchable"
-    if _lacks_levels(ctx, proposal):
+    rule = _rule_for(ctx, proposal)
+    if rule is not None and not rule.switching:
+        return "not-switchable"
+    if rule is not None and lacks_levels(ctx.service_counts, rule):
         return str(proof.ProofReason.NO_SERVICE_LEVELS)
     return ctx.live_steps.unavailable()
 
 
-def _lacks_levels(ctx: Context, proposal: str) -> bool:
+def _rule_for(ctx: Context, proposal: str) -> LiveProof | None:
+    """Return what the policy requires of a swap; None where it is not measured, or not known."""
     stored = ctx.store.get(RecordKind.PROPOSAL, proposal)
     if stored is None:
-        return False
+        return None
     try:
-        rule = rule_of(ctx, Proposal.model_validate(stored.body).definition)
+        return rule_of(ctx, Proposal.model_validate(stored.body).definition)
     except (RetunedError, OSError):  # no proof begins without a policy that can be read
-        return False
-    return rule is not None and lacks_levels(ctx.service_counts, rule)
+        return None
 
 
 def report_of(ctx: Context, proposal: str) -> proof.ProofReport | None:

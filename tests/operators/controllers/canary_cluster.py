@@ -58,7 +58,10 @@ def policy(**rule: Any) -> dict[str, Any]:
 
 
 class CanaryCluster(Cluster):
-    """A `Cluster` whose servers cannot be switched and whose operator may make replicas."""
+    """A `Cluster` whose operator may make replicas.
+
+    Its servers cannot be switched, or could be if the rule did not forbid it.
+    """
 
     def __init__(
         self,
@@ -70,6 +73,7 @@ class CanaryCluster(Cluster):
         **rule: Any,
     ) -> None:
         self.effect, self.chance = effect, random.Random(3)
+        self.steps = "not-switchable" if rule.get("switching", True) else ""
         self.schedules: Callable[[Obj], bool] = lambda _: True
         """Whether there is room for a replica."""
         self.reports_boot: Callable[[PodBoot], PodBoot | None] = lambda said: said
@@ -81,7 +85,7 @@ class CanaryCluster(Cluster):
         self.owners = self.api
         self.restart()
         for number in range(pods):
-            self.start_pod(f"chat-{number}").steps = "not-switchable"
+            self.start_pod(f"chat-{number}").steps = self.steps
         self.workload = self.put(
             REPLICA_SETS,
             {
@@ -138,7 +142,7 @@ class CanaryCluster(Cluster):
         """Return the sidecar of a replica; its server has a level of its own."""
         made = ServerPod(name=body["metadata"]["name"], uid=body["metadata"]["uid"])
         since, level = self.clock.now(), self.chance.lognormvariate(0.0, 0.004)
-        made.steps = "not-switchable"
+        made.steps = self.steps
 
         def boots(asked: BootOrder) -> PodBoot | None:
             age = self.clock.now() - since
@@ -195,6 +199,8 @@ class BootSteps:
     level: float
     effect: float
     chance: random.Random
+    why_not: str = ""
+    """Why its steps have no labels."""
     instance: str = "i-1"
     looks: int = 0
     dies_at: int | None = None
@@ -202,7 +208,7 @@ class BootSteps:
     _steps: list[StepRecord] = field(default_factory=list)
 
     def unavailable(self) -> str:
-        return "not-switchable"
+        return self.why_not
 
     def engine(self) -> str:
         return "vllm 1"
@@ -250,7 +256,9 @@ class ReplicaPod(PodWorld):
         ref = PodRef(namespace=cluster.namespace, name=server.name, uid=server.uid)
         self.operator = ProvingAgent(cluster, ref)  # type: ignore[arg-type,assignment]
         level = cluster.chance.lognormvariate(0.0, 0.004)
-        self.steps = BootSteps(self.server, level, cluster.effect, cluster.chance)
+        self.steps = BootSteps(
+            self.server, level, cluster.effect, cluster.chance, why_not=cluster.steps
+        )
         self.start()
 
     def swaps(self, store: PodStore, artifacts: Artifacts, believed: PinnedKeys) -> Swapper:

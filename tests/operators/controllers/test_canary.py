@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
-from tests.operators.controllers.canary_cluster import CanaryCluster, RealCanaries
+from tests.operators.controllers.canary_cluster import CanaryCluster, RealCanaries, policy
 from tests.operators.controllers.server import Died, Hit, Moment
 from tests.operators.controllers.test_live_proofs import NEW
 from tests.operators.controllers.test_swaps import agree, phase, propose, reached
@@ -27,7 +27,7 @@ from retuned_operator.agent_api import Receipt, Reports
 from retuned_operator.agent_api.ports import Said
 from retuned_operator.controllers import cluster_view, replicas
 from retuned_operator.kube.errors import Forbidden
-from retuned_operator.kube.resources import PODS, REPLICA_SETS, TARGETS, Obj, Resource
+from retuned_operator.kube.resources import PODS, POLICIES, REPLICA_SETS, TARGETS, Obj, Resource
 from retuned_operator.pods import CachedFleet
 from retuned_operator.schema import ProposalPhase as P
 
@@ -59,8 +59,9 @@ def in_pair(cluster: C) -> C:
 # --- ends -----------------------------------------------------------------------------------------
 
 
-def test_a_swap_that_helps_reaches_serving_pods_after_its_replicas() -> None:
-    cluster = begun(CanaryCluster(effect=-0.05))
+@pytest.mark.parametrize("switching", [True, False])
+def test_a_swap_that_helps_reaches_serving_pods_after_its_replicas(switching: bool) -> None:
+    cluster = begun(CanaryCluster(effect=-0.05, switching=switching))
     cluster.until(lambda: phase(cluster) is not P.PROVING)
     assert phase(cluster) in (P.CANARY, P.ANALYZING)
     kept = cluster.kept()
@@ -173,6 +174,19 @@ def test_while_boots_run_nothing_is_written() -> None:
     assert cluster.kept().open
     assert cluster.proposals()[0].metadata.resource_version == version
     assert (len(cluster.api.kinds), len(cluster.ledger.proofs)) == (writes, kept)
+
+
+def test_a_rule_that_allows_switching_again_deletes_the_replicas_and_proves_in_serving_pods() -> (
+    None
+):
+    cluster = in_pair(CanaryCluster(switching=False))
+    cluster.change(POLICIES, "prod", {"spec": policy(mode="observe", switching=True)["spec"]})
+    cluster.until(lambda: phase(cluster) is not P.PROVING)
+    cluster.turn()
+    assert cluster.replica_pods() == []
+    agree(cluster)
+    cluster.until(lambda: phase(cluster) is P.PROVING)
+    cluster.until(lambda: bool(cluster.proposals()[0].status.live_proofs))
 
 
 def test_where_the_operator_may_make_none_it_is_held_by_name() -> None:
@@ -457,14 +471,19 @@ def test_an_operator_that_dies_before_it_deletes_leaves_no_replica_of_an_ended_p
 # --- with real sidecars ---------------------------------------------------------------------------
 
 
-def test_real_sidecars_prove_a_swap_that_helps(tmp_path: Path) -> None:
-    cluster = begun(RealCanaries(tmp_path, effect=-0.05))
+@pytest.mark.parametrize(
+    "rule", [{}, {"switching": False, "canaryLeaveOut": "2m", "canaryWindow": "5m"}]
+)
+def test_real_sidecars_prove_a_swap_that_helps(tmp_path: Path, rule: dict[str, Any]) -> None:
+    cluster = begun(RealCanaries(tmp_path, effect=-0.05, **rule))
     cluster.until(lambda: phase(cluster) is not P.PROVING)
     kept = cluster.kept()
     assert (kept.verdict, kept.why, kept.failures) == ("helps", "", 0)
     assert kept.effect == pytest.approx(-0.05, abs=0.01)
     assert cluster.operator.errors == []
     state = json.loads(cluster.ledger.proofs[-1])["state"]
+    settings = ReplicaState.model_validate_json(json.dumps(state)).settings
+    assert (settings.leave_out_s, settings.window_s) == ((120, 300) if rule else (600, 600))
     voids = [pair["void"] for pair in state["pairs"]]
     assert voids == [None] * len(voids)
 

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.live_proof_replicas_sim import ENVIRONMENT
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from retuned.stages.gate import LiveProof
 from retuned.stages.watch.proof import (
@@ -195,3 +196,14 @@ def test_the_interval_holds_the_effect_and_is_open_below_eight_pairs() -> None:
 def test_settings_have_the_effects_of_the_policy() -> None:
     found = boot_settings_of(LiveProof(min_effect=0.02, max_harm=0.1))
     assert (found.min_effect, found.max_harm) == (0.02, 0.1)
+    assert (found.leave_out_s, found.window_s) == (600.0, 600.0)
+    rule = LiveProof.model_validate({"canaryLeaveOut": "5s", "canaryWindow": "24h"})
+    found = boot_settings_of(rule)
+    assert (found.leave_out_s, found.window_s) == (5.0, 86_400.0)
+
+
+@pytest.mark.parametrize("field", ["canaryLeaveOut", "canaryWindow"])
+def test_a_boot_lasts_at_most_a_day(field: str) -> None:
+    for text in ("25h", "0s"):
+        with pytest.raises(ValidationError):
+            LiveProof.model_validate({field: text})

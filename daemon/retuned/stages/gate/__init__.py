@@ -14,6 +14,8 @@ from retuned.stages.gate.enforcement import (
     limits_of,
 )
 from retuned.stages.gate.limits import (
+    CANARY_MOST_PAIRS,
+    CANARY_SHAM_PAIRS,
     BatchInvariance,
     Capture,
     EndToEndRule,
@@ -69,6 +71,8 @@ from retuned.stages.gate.windows import (
 )
 
 __all__ = [
+    "CANARY_MOST_PAIRS",
+    "CANARY_SHAM_PAIRS",
     "CLUSTER_ONLY",
     "GPU_MODEL_LABEL",
     "Approvals",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import Enum
 from typing import Any
 
 from retuned.stages.gate.limits import (
+    CANARY_MOST_PAIRS,
+    CANARY_SHAM_PAIRS,
     LiveProof,
     LiveProofMode,
     NotSwitchable,
@@ -36,10 +39,10 @@ _NOT_SWITCHABLE = {
     NotSwitchable.REFUSE: "Where steps cannot be timed, or a swap cannot be switched off and on, "
     "nothing is swapped (live-proof-unavailable).",
     NotSwitchable.CANARY: "What cannot be switched off and on is proven by boots of canary "
-    "replicas before a serving pod has it: eight A/A pairs, then at most 16 pairs of about 25 "
-    "minutes, with {pods} additional pods at one time. Where no replica can be made, as on one "
-    "machine, it is not swapped (canary-replicas-unavailable). Where steps cannot be timed for "
-    "another reason nothing is swapped (live-proof-unavailable).",
+    "replicas before a serving pod has it: {sham} A/A pairs, then at most {most} pairs, each "
+    "measured for {window} after {left_out}, with {pods} additional pods at one time. Where no "
+    "replica can be made, as on one machine, it is not swapped (canary-replicas-unavailable). "
+    "Where steps cannot be timed for another reason nothing is swapped (live-proof-unavailable).",
     NotSwitchable.KEEP: "What cannot be switched off and on is swapped and kept without a "
     "measurement. Where steps cannot be timed for another reason nothing is swapped "
     "(live-proof-unavailable).",
@@ -92,10 +95,12 @@ def live_proof_words(rule: LiveProof) -> tuple[str, ...]:
     """
     if rule.mode is LiveProofMode.OFF:
         return ("No swap is measured on live traffic.",)
-    minutes = rule.max_duration.total_seconds() / 60.0
     measured = (
-        f"Each swap is switched off and on in random order for at most {minutes:g} minutes; "
-        f"differences of step time under {rule.min_effect:.2%} do not count."
+        f"Each swap is switched off and on in random order for at most "
+        f"{_minutes(rule.max_duration)}; differences of step time under {rule.min_effect:.2%} do "
+        "not count."
+        if rule.switching
+        else "No swap is switched off and on in a serving server (switching: false)."
     )
     bounds = _slo_words(rule)
     if rule.windows:
@@ -113,7 +118,13 @@ def live_proof_words(rule: LiveProof) -> tuple[str, ...]:
     return (
         measured,
         *bounds,
-        _NOT_SWITCHABLE[rule.when_not_switchable].format(pods=2 * rule.canary_pairs),
+        _NOT_SWITCHABLE[rule.when_not_switchable].format(
+            sham=CANARY_SHAM_PAIRS,
+            most=CANARY_MOST_PAIRS,
+            window=_minutes(rule.canary_window),
+            left_out=_minutes(rule.canary_leave_out),
+            pods=2 * rule.canary_pairs,
+        ),
         "Where the host sets the pace nothing is swapped (host-bound).",
         f"helps: the swap is kept{confirmed}.",
         f"harms: it rolls back and is quarantined; six pairs in a row over {rule.max_harm:.1%} "
@@ -122,6 +133,10 @@ def live_proof_words(rule: LiveProof) -> tuple[str, ...]:
         f"too-little-traffic: it {little}.",
         "not-concluded: it rolls back without blame.",
     )
+
+
+def _minutes(duration: timedelta) -> str:
+    return f"{duration.total_seconds() / 60.0:.3g} minutes"
 
 
 def own_overhead_words(rule: LiveProof) -> str:

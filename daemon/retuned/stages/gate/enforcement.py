@@ -18,13 +18,17 @@ from retuned.stages.gate.values import PolicyModel
 
 Place = tuple[str | int, ...]
 
+_NO_REPLICAS = "one machine has no replicas; such a swap is held"
+
 CLUSTER_ONLY: Mapping[str, str] = MappingProxyType(
     {
         "spec.experiments.budget.trialDeadline": (
             "the setting max_experiment_s limits a whole experiment"
         ),
         "spec.experiments.priorityClassName": "there are no pods; experiments run at low priority",
-        "spec.liveProof.canaryPairs": "one machine has no replicas; such a swap is held",
+        "spec.liveProof.canaryLeaveOut": _NO_REPLICAS,
+        "spec.liveProof.canaryPairs": _NO_REPLICAS,
+        "spec.liveProof.canaryWindow": _NO_REPLICAS,
         "spec.experiments.pauseWhen": "no alerts are read; `retuned freeze` pauses",
         "spec.validation.maxVRAMIncrease": "device memory of variants is not compared",
         "spec.rollout.analysis.metrics.query": (

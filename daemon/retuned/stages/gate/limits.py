@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from retuned.stages.gate.values import (
     DNS,
@@ -115,6 +116,12 @@ class NotSwitchable(StrEnum):
     """The swap is kept without a measurement."""
 
 
+CANARY_SHAM_PAIRS = 8
+"""A/A pairs of canary replicas, before those with the swap."""
+CANARY_MOST_PAIRS = 16
+"""Pairs that count after which a proof by canary replicas ends."""
+
+
 class OwnOverhead(StrEnum):
     """Whether Retuned measures what it adds to a step of the server."""
 
@@ -122,6 +129,16 @@ class OwnOverhead(StrEnum):
     """It is measured once a day, and launches are counted less often where it is too much."""
     OFF = "off"
     """It is not measured."""
+
+
+def _within_a_day(duration: timedelta) -> timedelta:
+    if duration > _DAY:
+        raise ValueError("a replica is measured for at most 24h")
+    return duration
+
+
+BootDuration = Annotated[PositiveDuration, AfterValidator(_within_a_day)]
+"""A time of a canary replica's life."""
 
 
 class ServiceLevels(PolicyModel):
@@ -163,12 +180,20 @@ class LiveProof(PolicyModel):
     """What follows where the swap changes nothing that can be measured."""
     on_too_little_traffic: Unproven = Unproven.WITHDRAW
     """What follows where traffic was too little for a verdict."""
+    switching: bool = True
+    """Whether swaps may be switched off and on in serving servers to measure them.
+
+    Without it `whenNotSwitchable` says what follows, as for a swap that cannot be switched."""
     when_not_switchable: NotSwitchable = NotSwitchable.REFUSE
     """What `mode: required` means where nothing can be switched off and on, as in a tuned file.
 
     The same holds where the steps of a server are not known."""
     canary_pairs: int = Field(default=1, ge=1, le=8)
     """Most pairs of canary replicas that run at one time; each pair needs two additional pods."""
+    canary_leave_out: BootDuration = Field(default=parse_duration("10m"))
+    """First time of a canary replica that is left out, after its first step."""
+    canary_window: BootDuration = Field(default=parse_duration("10m"))
+    """Time of a canary replica that is measured after that."""
     sentinel: float = Field(default=0.008, ge=0.0, le=0.1)
     """Share of time in which a promoted swap is switched off to measure it; 0 ends that.
 
@@ -186,6 +211,11 @@ class LiveProof(PolicyModel):
     """Times at which a swap with a live proof may start, beside `spec.windows`; default always.
 
     A proof that has begun goes on. With `mode: off` they have no effect."""
+
+    @property
+    def switches(self) -> bool:
+        """Whether swaps may be switched off and on in serving servers."""
+        return self.switching and self.mode is not LiveProofMode.OFF
 
 
 class BatchInvariance(StrEnum):

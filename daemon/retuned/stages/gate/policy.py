@@ -210,10 +210,13 @@ class PolicySpec(PolicyModel):
 _ADDED = (
     "capture",
     "liveProof",
+    "liveProof.canaryLeaveOut",
     "liveProof.canaryPairs",
+    "liveProof.canaryWindow",
     "liveProof.ownOverhead",
     "liveProof.sentinel",
     "liveProof.slo",
+    "liveProof.switching",
     "liveProof.whenNotSwitchable",
     "liveProof.windows",
     "pauses",

@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import Field, StringConstraints
 
 from retuned.contract import Digest, Record
-from retuned.stages.gate import LiveProof
+from retuned.stages.gate import CANARY_MOST_PAIRS, CANARY_SHAM_PAIRS, LiveProof
 from retuned.stages.watch.proof.evidence import Bets, location, log_e, log_es
 from retuned.stages.watch.proof.normaliser import (
     FEATURES,
@@ -66,9 +66,9 @@ class BootSettings(Record):
     """A pair is void if a boot has fewer steps in its window."""
     together_s: float = Field(default=300.0, ge=0.0)
     """A pair is void if its boots start further apart, seconds."""
-    sham_pairs: int = Field(default=8, ge=LEAST_SHAM_PAIRS, le=256)
+    sham_pairs: int = Field(default=CANARY_SHAM_PAIRS, ge=LEAST_SHAM_PAIRS, le=256)
     """A/A pairs: both boots hold the original. They show the boot spread and fit the normaliser."""
-    most_pairs: int = Field(default=16, ge=LEAST_PAIRS, le=256)
+    most_pairs: int = Field(default=CANARY_MOST_PAIRS, ge=LEAST_PAIRS, le=256)
     """Pairs that count after which the proof ends."""
     open_pairs: int = Field(default=16, ge=1, le=256)
     """Most pairs that run at one time."""
@@ -94,10 +94,15 @@ class BootSettings(Record):
 def boot_settings_of(rule: LiveProof) -> BootSettings:
     """Return the settings of a proof by boots under a policy's rule.
 
-    `maxDuration` is for proofs that switch within one process: one boot takes 20 minutes here.
+    `maxDuration` is for proofs that switch within one process: by default one boot takes 20 minutes
+    here.
     """
     return BootSettings(
-        min_effect=rule.min_effect, max_harm=rule.max_harm, open_pairs=rule.canary_pairs
+        leave_out_s=rule.canary_leave_out.total_seconds(),
+        window_s=rule.canary_window.total_seconds(),
+        min_effect=rule.min_effect,
+        max_harm=rule.max_harm,
+        open_pairs=rule.canary_pairs,
     )
 
 
