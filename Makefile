@@ -45,7 +45,7 @@ lock: setup  ## renew the locks in requirements/ (they name no index)
 images:  ## build the images: sidecar, operator, experiment, server (buildah or docker)
 	@scripts/images
 
-e2e: setup cluster-lacks  ## the whole loop on a real cluster: Linux, root, containerd
+e2e: setup cluster-lacks vllm-cpu  ## the whole loop on a real cluster: Linux, root, containerd
 	@$(BIN)/pytest -m e2e tests/cluster $(ARGS)
 
 vllm: setup vllm-cpu  ## a real vLLM on the CPU: found, tuned, swapped and taken back

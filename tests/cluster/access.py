@@ -67,10 +67,15 @@ class Access(ABC):
     def person(self, name: str, role: str, *, namespace: str, groups: tuple[str, ...] = ()) -> Path:
         """Return the kubeconfig of somebody who has one of our roles in a namespace."""
         kubeconfig = self.plane.kubeconfig(name, groups=groups)
-        self.kubectl(
-            "create", "rolebinding", f"{name}-{role}", f"--clusterrole={role}", f"--user={name}",
-            "-n", namespace,
-        )  # fmt: skip
+        group = "rbac.authorization.k8s.io"
+        binding = {
+            "apiVersion": f"{group}/v1",
+            "kind": "RoleBinding",
+            "metadata": {"name": f"{name}-{role}", "namespace": namespace},
+            "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": role},
+            "subjects": [{"apiGroup": group, "kind": "User", "name": name}],
+        }
+        self.kubectl("apply", "-f", "-", given=[binding])  # somebody may be asked twice
         may = ("auth", "can-i", "get", "swapproposals.retuned.dev", "-n", namespace, "--quiet")
         known = f"{name} has the rights of {role}: who checks them reads a cache"
         self.eventually(lambda: self.succeeds(*may, kubeconfig=kubeconfig), known)

@@ -312,21 +312,32 @@ class Fleet:
         kind
             ``slots`` or ``samples``.
         """
-        # no program of ours: its memory would not fit beside the sidecar's into the container's
-        text = (
-            "import pathlib, socket, sys; "
-            f"path = min(pathlib.Path('{SOCKET_DIR}').glob('*.sock')); "
-            "link = socket.socket(socket.AF_UNIX); link.settimeout(100); link.connect(str(path)); "
-            "link.sendall(('{\"op\": \"' + sys.argv[1] + '\"}\\n').encode()); "
-            "print(link.makefile().readline())"
-        )
-        said = self.cluster.kubectl(
-            "exec", "-n", NAMESPACE, self.pod, "-c", SIDECAR, "--",
-            "python3", "-S", "-c", text, kind,
-        )  # fmt: skip
-        answer = json.loads(said)
-        assert answer["ok"], answer
+        (answer,) = asked(self.cluster, self.pod, kind, namespace=NAMESPACE)
         return {each["definition"]: each for each in answer[kind]}
+
+
+def asked(cluster: Cluster, pod: str, op: str, *, namespace: str) -> list[dict[str, Any]]:
+    """Return what the runtime in each process of a pod's server answers to a question.
+
+    Parameters
+    ----------
+    op
+        The question, such as ``slots``.
+    """
+    # no program of ours: its memory would not fit beside the sidecar's into the container's
+    text = (
+        "import pathlib, socket, sys\n"
+        f"for path in sorted(pathlib.Path('{SOCKET_DIR}').glob('*.sock')):\n"
+        "    link = socket.socket(socket.AF_UNIX); link.settimeout(100); link.connect(str(path))\n"
+        "    link.sendall(('{\"op\": \"' + sys.argv[1] + '\"}\\n').encode())\n"
+        "    print(link.makefile().readline())\n"
+    )
+    said = cluster.kubectl(
+        "exec", "-n", namespace, pod, "-c", SIDECAR, "--", "python3", "-S", "-c", text, op
+    )
+    answers = [json.loads(line) for line in said.splitlines() if line.strip()]
+    assert all(each["ok"] for each in answers), answers
+    return answers
 
 
 @contextmanager
@@ -373,10 +384,15 @@ def fleet_in(
     cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
 
 
-def injected(cluster: Cluster, *, annotations: Mapping[str, str] = ASKING) -> str:
+def injected(
+    cluster: Cluster,
+    *,
+    annotations: Mapping[str, str] = ASKING,
+    namespace: str = NAMESPACE,
+) -> str:
     """Return the names of the init containers that a new pod would have."""
     pod = server_pod(TAG)
-    about = {"name": "tried", "namespace": NAMESPACE, "annotations": dict(annotations)}
+    about = {"name": "tried", "namespace": namespace, "annotations": dict(annotations)}
     tried = {"apiVersion": "v1", "kind": "Pod", "metadata": pod["metadata"] | about}
     fields = "jsonpath={.spec.initContainers[*].name}"
     arguments = ("create", "--dry-run=server", "-f", "-", "-o", fields)
