@@ -15,7 +15,7 @@ from retuned.runtime.core.attach import Runtime
 from retuned.runtime.core.slots import Slot
 from retuned.runtime_client.live_steps import RESTARTED, ServerSteps, StepLook
 from retuned.runtime_client.step_records import parse_launches
-from retuned.stages.watch.proof import Arm
+from retuned.stages.watch.proof import Arm, kernel_times
 
 
 @pytest.fixture
@@ -161,6 +161,8 @@ def test_launches_of_the_proven_slot_are_read_by_arm(runtime: Runtime, live: Ser
         {"arm": "both", "lengths": [1], "launches": 1, "us": []},
         {"arm": "on", "lengths": ["1"], "launches": 1, "us": []},
         {"arm": "on", "lengths": [1], "launches": -1, "us": []},
+        {"arm": "on", "lengths": [1], "launches": 2**40 + 1, "us": []},
+        {"arm": "on", "lengths": [1], "launches": 1, "us": [3.6e9 + 1.0]},
         {"arm": "on", "lengths": [1], "launches": 1, "us": [float("nan")]},
         {"arm": "on", "lengths": [1], "launches": 1, "us": [1.0] * 1000},
         {"arm": "on", "lengths": [1] * 99, "launches": 1, "us": []},
@@ -170,3 +172,10 @@ def test_launches_of_the_proven_slot_are_read_by_arm(runtime: Runtime, live: Ser
 def test_launches_that_no_runtime_has_are_refused(row: object) -> None:
     with raises_code(CandidateError, "steps-invalid"):
         parse_launches("1.sock", {"launches": [row]})
+
+
+def test_the_largest_launches_of_a_runtime_fit_into_a_claim() -> None:
+    row = {"arm": "on", "lengths": [2**53] * 16, "launches": 2**40, "us": [3.6e9] * 128}
+    seen = parse_launches("1.sock", {"launches": [row] * 128})
+    (kernel,) = kernel_times(seen, steps=1)
+    assert (kernel.launches, kernel.on_s) == (128 * 2.0**40, 3600.0)

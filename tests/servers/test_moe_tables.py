@@ -15,6 +15,9 @@ from tests.servers.tables import only, put
 from tests.servers.wheels import Wheel, unpacked, versions
 
 from retuned.runtime.schema import Refused
+from retuned.runtime.steps.launch_timer import HostMoments
+from retuned.runtime.steps.launch_times import LaunchTimes
+from retuned.runtime.steps.log import StepLog
 from retuned.runtime.tunables.moe import MoeHook
 from retuned.runtime.tunables.state import Registry
 
@@ -200,6 +203,26 @@ def test_a_launch_counts_for_the_look_up_before_it_alone(wheel: Wheel) -> None:
         assert second.table is not None
         second.warm(second.table)
         assert {each["naive_block_assignment"] for each in kernel.compiled} == {False, True}
+
+
+@VLLM
+def test_a_layer_is_one_launch_for_a_live_proof(wheel: Wheel) -> None:
+    registry, layer, log = Registry(), moe.experts_of(20, 4, 80), StepLog()
+    times = LaunchTimes(log, device=HostMoments)
+    with moe.fused_moe(unpacked(wheel)) as module:
+        vars(module)["fused_moe_kernel"] = Kernel(list(module.fused_moe_kernel.arg_names))
+        MoeHook(registry).install()
+        row = moe.asked(module, 20)
+        log.start()
+        times.follow(only(registry))
+        log.arm = "0-0-on"
+        moe.asked(module, 20)
+        moe.launched(module, layer, row)
+        assert [len(each["us"]) for each in times.rows()] == [0]
+        moe.launched(module, layer, row)
+    (found,) = times.rows()
+    assert (found["arm"], found["launches"], len(found["us"])) == ("on", 1, 1)
+    assert not registry.failures
 
 
 @VLLM

@@ -12,7 +12,18 @@ import pytest
 from tests.sidecar.sidecar_world import CLEAN, FIRST, PodWorld, back, swap
 from tests.standalone.test_live_proof_loop import Counts, Live
 
-from retuned.api.agent import LevelsState, PodProof, ProofOrder, ProofPost
+from retuned.api.agent import (
+    VERSION,
+    Ack,
+    Hello,
+    LevelsState,
+    PodProof,
+    ProofOrder,
+    ProofPost,
+    Report,
+    Welcome,
+    wire_json,
+)
 from retuned.errors import CandidateError, Refused, TemporaryError
 from retuned.node.live_proof import LIVE_PROOF
 from retuned.node.sentinel import DAY
@@ -23,6 +34,8 @@ from retuned.sidecar.main import Sidecar
 from retuned.stages.gate import LiveProof
 from retuned.stages.watch.proof import (
     DAY_S,
+    Arm,
+    ArmLaunches,
     VoidReason,
     day_settings,
     replay,
@@ -127,6 +140,71 @@ def test_a_verdict_is_reported_with_pairs_that_lead_to_it(
     reads = world.live.reads
     world.prove()
     assert world.live.reads == reads, "one proof is enough"
+
+
+def timed(world: Pod) -> None:
+    """Let the server time the launches of the kernel in both arms."""
+    world.live.timed = [
+        ArmLaunches(arm=arm, lengths=(4,), launches=900, times_s=(seconds,) * 20)
+        for arm, seconds in ((Arm.OFF, 2e-3), (Arm.ON, 1e-3))
+    ]
+
+
+def test_the_kernel_in_place_is_reported_with_the_verdict(world: Pod) -> None:
+    world.live.effect = -0.04
+    timed(world)
+    ask(world)
+    world.prove()
+    (stored,) = world.ctx.store.list(LIVE_PROOF)
+    claim = world.proof().claim
+    assert claim is not None
+    (kernel,) = claim.kernels
+    assert (kernel.lengths, kernel.off_s, kernel.on_s) == ((4,), 2e-3, 1e-3)
+    wire = ProofPost.model_validate_json(wire_json(world.posted()), strict=True)
+    assert wire.proofs[0].claim == claim
+    computed = replay(claim, settings_of(asked().rule))
+    assert computed.account.model_dump(mode="json") == stored.body["report"]["account"]
+
+
+class OperatorOf2:
+    """An operator of version 2, which refuses what it does not know."""
+
+    def __init__(self, world: Pod, *, says: int) -> None:
+        self._inner, self.says = world.operator, says
+
+    def hello(self, hello: Hello) -> Welcome:
+        return self._inner.hello(hello).model_copy(update={"version": self.says})
+
+    def post(self, report: Report, *, traceparent: str = "") -> Ack:
+        if '"kernels"' in wire_json(report):
+            error = Refused("proofs.0.claim.kernels: Extra inputs are not permitted")
+            error.code = "body-invalid"
+            raise error
+        return self._inner.post(report, traceparent=traceparent)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize("says", [2, VERSION], ids=["it says so", "it came back since"])
+def test_an_operator_of_version_2_gets_the_verdict_without_kernels(world: Pod, says: int) -> None:
+    world.live.effect = -0.04
+    timed(world)
+    ask(world)
+    world.prove()
+    operator = OperatorOf2(world, says=says)
+    world.sidecar = Sidecar(replace(world.ctx, operator=operator))  # type: ignore[arg-type]
+    world.ctx.standing.hello_at_s = float("-inf")
+    world.sidecar.tell()
+    if says == VERSION:
+        assert not any(each.proofs for each in world.said(ProofPost))
+        operator.says, world.operator.heard = 2, False  # it has started since, and asks who this is
+        world.sidecar.tell()
+        world.sidecar.tell()
+    claim = world.said(ProofPost)[-1].proofs[0].claim
+    assert claim is not None
+    assert (claim.verdict, claim.kernels) == ("helps", ())
+    assert replay(claim, settings_of(asked().rule)).verdict == "helps"
 
 
 def test_a_swap_that_is_kept_is_switched_on_once_no_proof_is_asked_for(world: Pod) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AwareDatetime, Field
 
@@ -25,10 +25,11 @@ from retuned.stages.watch.proof import Arm, BootWindow, Phase, ProofClaim
 
 AUDIENCE = "retuned.dev"
 """Audience of the token by which a sidecar proves its pod."""
-VERSION = 2
+VERSION = 3
 """Version of this protocol; it grows when a body changes so that an older side cannot parse it.
 
-Version 2 has the state of GPUs; `older` removes it for an operator of version 1."""
+Version 2 has the state of GPUs, version 3 the times of kernels in place in a claim; `older` removes
+them for an operator of an older version."""
 
 MAX_PROCESSES = 256
 """Most processes of one server."""
@@ -479,19 +480,31 @@ Report = ProfileReport | DriftPost | WatchPost | DefinitionPost | TunablePost | 
 _SINCE_2 = frozenset({"gpus", "gpus_traced"})
 _OMITTED = _SINCE_2 | {"boot", "overhead", "trials"}
 """Fields that an operator of an older release does not know and does not ask for."""
+_OF_PROOFS = ("proofs", "days", "trials")
 
 
 SaidT = TypeVar("SaidT", bound=AgentMessage)
 
 
 def older(report: SaidT, *, version: int) -> SaidT:
-    """Return the report as a side of an older version can parse it: version 1 has no GPUs."""
-    known = _SINCE_2 & type(report).model_fields.keys()
-    if version >= VERSION or not known:
-        return report
-    return report.model_copy(
-        update={each: type(report).model_fields[each].default for each in known}
-    )
+    """Return the report as a side of an older version can parse it.
+
+    Version 1 has no GPUs, and versions 1 and 2 have no times of kernels in place.
+    """
+    fields, update = type(report).model_fields, dict[str, Any]()
+    if version < 2:
+        update |= {each: fields[each].default for each in _SINCE_2 & fields.keys()}
+    if version < 3 and isinstance(report, ProofPost):
+        for each in _OF_PROOFS:
+            update[each] = tuple(map(_without_kernels, getattr(report, each)))
+    return report.model_copy(update=update) if update else report
+
+
+def _without_kernels(proof: PodProof) -> PodProof:
+    claim = proof.claim
+    if claim is None or not claim.kernels:
+        return proof
+    return proof.model_copy(update={"claim": claim.model_copy(update={"kernels": ()})})
 
 
 def wire_json(report: Record) -> str:

@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import AwareDatetime, Field
 
 from retuned.api.replicas import ReplicaProofStatus
+from retuned.api.step_accounts import StepAccountStatus
 from retuned.api.target import ActiveKernel
 from retuned.api.values import (
     Abort,
@@ -300,6 +301,9 @@ class LiveProofStatus(ApiModel):
     """Pairs that count."""
     evidence: Digest | None = None
     """Digest of the signed pairs in the operator's store. Unset without pairs."""
+    account: StepAccountStatus | None = None
+    """Where the time of a step went. Unset without pairs that count, and of sentinels and alarms.
+    """
 
 
 class Step(ApiModel):

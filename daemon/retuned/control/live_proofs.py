@@ -20,6 +20,7 @@ from retuned.api.proposal import (
     SwapProposal,
 )
 from retuned.api.replicas import ReplicaProofStatus
+from retuned.api.step_accounts import account_status
 from retuned.control.facts import MeasuredFact, PodFact
 from retuned.control.orders import order_for
 from retuned.control.proposal_step import ProposalStep
@@ -275,7 +276,8 @@ def _observed(
     said = pod.proof if pod is not None else None
     if said is not None and said.epoch == entry.epoch:
         if said.report is not None:
-            return concluded(entry, said.report, sentence=said.sentence, now=now)
+            after = concluded(entry, said.report, sentence=said.sentence, now=now)
+            return after.model_copy(update={"account": account_status(said.report.account)})
         if said.phase in _PARTS and _PARTS.index(said.phase) > _PARTS.index(entry.phase):
             entry = entry.model_copy(update={"phase": said.phase})
     if now >= _deadline(entry):

@@ -253,6 +253,7 @@ def claim_of(report: proof.ProofReport, state: Mapping[str, Any]) -> proof.Proof
         pairs=state["pairs"],
         pilot_huge=state["pilot_huge"],
         seconds=report.seconds,
+        kernels=state.get("kernels", ()),
     )
 
 

@@ -20,6 +20,7 @@ from retuned.stages.watch.proof import (
     ProofReport,
     ProofState,
     ReplicaReport,
+    StepAccount,
     Verdict,
     course,
     effect_so_far,
@@ -163,13 +164,21 @@ def compact_lines(state: ProofState) -> list[tuple[str, str]]:
     if real:
         lines.append(("pairs", f"{_histogram(real, reach=reach)}  {_KEY}{held}"))
         lines.append(("E", _evidence_line(state)))
-    account = account_parts(state.report.account) if state.report is not None else []
-    if account:
-        said = "  ".join(f"{name} {ms:+.2f} ms" for name, ms in account)
-        lines.append(("per step", said))
-    kernels = shown_kernels(state.report.account) if state.report is not None else ()
-    lines.extend(("in place", kernel_words(each)) for each in kernels)
-    return lines
+    return lines + (account_lines(state.report.account) if state.report is not None else [])
+
+
+def account_lines(account: StepAccount) -> list[tuple[str, str]]:
+    """Return where the time of a step went as named lines: the changes, and the kernel in place.
+
+    Examples
+    --------
+    >>> account_lines(StepAccount(busy_s=-4e-4, period_s=2e-4))
+    [('per step', 'GPU busy -0.40 ms  step +0.20 ms')]
+    """
+    parts = account_parts(account)
+    said = "  ".join(f"{name} {ms:+.2f} ms" for name, ms in parts)
+    lines = [("per step", said)] if parts else []
+    return lines + [("in place", kernel_words(each)) for each in shown_kernels(account)]
 
 
 def _histogram(percents: Sequence[float], *, reach: float) -> str:

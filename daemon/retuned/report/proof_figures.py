@@ -72,11 +72,8 @@ def proof_figures(state: ProofState) -> tuple[Figure, ...]:
     found = [_pairs_figure(dots, points, state=state)]
     if len(points) > 1:
         found.append(_evidence_figure(points, state=state))
-    account = state.report.account if state.report is not None else StepAccount()
-    parts = account_parts(account)
-    if parts:
-        found.append(_account_figure(parts, shown_kernels(account)))
-    return tuple(found)
+    account = account_figure(state.report.account) if state.report is not None else None
+    return (*found, account) if account is not None else tuple(found)
 
 
 # --- pairs ----------------------------------------------------------------------------------------
@@ -301,12 +298,23 @@ def _time_words(seconds: float | None) -> str:
     return f"{1e6 * seconds:,.0f} us" if seconds >= 1e-4 else f"{1e6 * seconds:.3g} us"
 
 
-def _account_figure(parts: Sequence[tuple[str, float]], kernels: Sequence[KernelTime]) -> Figure:
+def account_figure(account: StepAccount, *, of: str = "") -> Figure | None:
+    """Return the picture of an account with the kernel in place; None where nothing is known.
+
+    Parameters
+    ----------
+    of
+        The server, in front of the caption; empty for the only one.
+    """
+    parts = account_parts(account)
+    if not parts:
+        return None
     desc = "; ".join(f"{name} {ms:+.3g} ms" for name, ms in parts)
-    in_place = "; ".join(map(kernel_words, kernels))
+    in_place = "; ".join(map(kernel_words, shown_kernels(account)))
     return figure(
         lambda width: account_plot(parts, desc=desc, width=width),
-        caption="Change per step with the swap, milliseconds; left of the line is less time. The "
+        caption=(f"{of}: " if of else "")
+        + "Change per step with the swap, milliseconds; left of the line is less time. The "
         "step is what counts: what the GPU saves may go into the gap, where it waits for the host."
         + (f" The kernel within steps: {in_place}." if in_place else ""),
     )

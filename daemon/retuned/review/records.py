@@ -24,7 +24,7 @@ from retuned.stages.profile import WorkloadProfile
 from retuned.stages.proposal import Proposal
 from retuned.stages.verdict import Doubt, EvidenceDocument
 from retuned.stages.watch import EndToEndReport, WatchSample
-from retuned.stages.watch.proof import Forecast, ProofState
+from retuned.stages.watch.proof import Forecast, ProofState, StepAccount
 
 T = TypeVar("T")
 
@@ -301,6 +301,8 @@ class ProposalDetails:
     """What a live proof will do by the policy in force, in sentences; empty where it is unknown."""
     live_proof: ProofState | None = None
     """Pairs with the swap on and off in live traffic; None where it was not proven."""
+    accounts: tuple[tuple[str, StepAccount], ...] = ()
+    """In a cluster: pods that have proven it, each with where the time of its steps went."""
     roofs: Roofs | None = None
     """What physics allows; None where nobody knows."""
     beside: str = ""

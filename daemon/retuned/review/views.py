@@ -14,7 +14,7 @@ from datetime import datetime
 from retuned import text
 from retuned.report.figures import Figure
 from retuned.report.live_proof import prediction_of, sentence_of
-from retuned.report.proof_figures import proof_figures
+from retuned.report.proof_figures import account_figure, proof_figures
 from retuned.report.proposal_text import (
     DECIDED,
     origin_fields,
@@ -204,7 +204,8 @@ class ProposalView:
     running: tuple[tuple[str, str], ...]
     """What the servers show since the swap."""
     proof: tuple[Figure, ...]
-    """Pairs, evidence and account of its live proof; empty without pairs."""
+    """Pairs, evidence and account of its live proof, in a cluster the account of each pod; empty
+    without pairs."""
     expired: bool
     """Whether nobody can decide any more because the time is over."""
 
@@ -247,7 +248,7 @@ def proposal_view(case: ProposalDetails, *, now: datetime) -> ProposalView:
             *_end_to_end(case.end_to_end),
             *_live_proof(case.live_proof),
         ),
-        proof=proof_figures(case.live_proof) if case.live_proof is not None else (),
+        proof=tuple(_proof(case)),
         expired=row.standing is ReviewPhase.OPEN and now >= proposal.expires_at,
     )
 
@@ -351,6 +352,13 @@ def _live_proof(state: ProofState | None) -> Iterator[tuple[str, str]]:
         yield "live traffic", f"{state.phase}, {state.planned} pairs so far"
     else:
         yield "live traffic", sentence_of(state.report)
+
+
+def _proof(case: ProposalDetails) -> Iterator[Figure]:
+    if case.live_proof is not None:
+        yield from proof_figures(case.live_proof)
+    pictures = (account_figure(account, of=pod) for pod, account in case.accounts)
+    yield from (each for each in pictures if each is not None)
 
 
 def _end_to_end(report: EndToEndReport | None) -> Iterator[tuple[str, str]]:

@@ -20,6 +20,7 @@ from retuned.runtime.steps.service import MAX_RECORDS
 from retuned.runtime_client.connection import Said, told
 from retuned.runtime_client.processes import RuntimeProcesses
 from retuned.stages.watch.proof import Arm, ArmLaunches
+from retuned.stages.watch.proof.records import MOST_AXES
 
 TIMEOUT_S = 5.0
 _MAX_TEXT = 200
@@ -28,7 +29,7 @@ _MAX_TOKENS = 2**40
 _MAX_US = 3.6e9
 """An hour: no step takes longer."""
 _MAX_CLOCK_S = 1e12
-_MAX_AXES = 16
+_MAX_LAUNCHES = 2**40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +223,7 @@ def _launch_row(name: str, row: object) -> ArmLaunches:
     if not isinstance(row, Mapping) or row.get("arm") not in tuple(Arm):
         raise _invalid(name, "launches")
     lengths, times = row.get("lengths"), row.get("us")
-    if not isinstance(lengths, list) or len(lengths) > _MAX_AXES:
+    if not isinstance(lengths, list) or len(lengths) > MOST_AXES:
         raise _invalid(name, "lengths")
     if not isinstance(times, list) or len(times) > MOST_SAMPLES:
         raise _invalid(name, "us")
@@ -231,7 +232,7 @@ def _launch_row(name: str, row: object) -> ArmLaunches:
         lengths=tuple(
             _whole(name, {"lengths": each}, "lengths", most=_MAX_INDEX) for each in lengths
         ),
-        launches=_whole(name, row, "launches", most=_MAX_INDEX),
+        launches=_whole(name, row, "launches", most=_MAX_LAUNCHES),
         times_s=tuple(1e-6 * _real(name, each, "us", most=_MAX_US) for each in times),
     )
 

@@ -23,6 +23,7 @@ from retuned.api.agent import (
     PodProof,
     ProofOrder,
     ProofPost,
+    older,
 )
 from retuned.errors import Refused, TemporaryError
 from retuned.node import live_proof as node_proof
@@ -187,7 +188,7 @@ def post(ctx: Context, *, boot: PodBoot | None = None) -> None:
         boot=boot,
     )
     try:
-        answer = ctx.operator.post(said)
+        answer = ctx.operator.post(older(said, version=ctx.standing.version))
     except Refused as error:
         if is_about_us(error) and error.code != "status-404":
             raise

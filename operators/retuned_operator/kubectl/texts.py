@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from retuned.api.proposal import PodState
+from retuned.report.live_proof import account_lines
 from retuned.report.proposal_text import (
     DECIDED,
     freeze_line,
@@ -206,6 +207,8 @@ def _progress(found: SwapProposal) -> list[tuple[str, str]]:
         rows.append(("canary replicas", status.replicas.sentence or "none has been made yet"))
     for each in status.live_proofs[-_PROOFS_SHOWN:]:
         rows.append(("live traffic", f"{each.name}: {each.sentence or each.phase or 'asked'}"))
+        if each.account is not None:
+            rows.extend(account_lines(each.account.account()))
     for each in status.sentinels:
         waits = "waits for the end of its day" if each.phase else "is not asked for"
         rows.append(("sentinel", f"{each.name}: {each.sentence or waits}"))

@@ -142,6 +142,11 @@ def case_of(
         commands=tuple(_commands(found)),
         comment_wanted=wants_comment(found, policy),
         plan=() if policy is None else live_proof_words(policy.spec.live_proof),
+        accounts=tuple(
+            (each.name, each.account.account())
+            for each in found.status.live_proofs
+            if each.account is not None
+        )[-_ACCOUNTS:],
     )
 
 
@@ -210,6 +215,8 @@ def _commands(found: SwapProposal) -> Iterator[str]:
 KEEP_S = 5.0
 """Seconds that the order of ended proposals is kept; each that is shown is read anew."""
 _RETRY_S = 5.0
+_ACCOUNTS = 4
+"""Most pods of a proposal whose account is shown, the newest."""
 _DRIFTS = 2_000
 """Most reports that are looked through for those that somebody may see."""
 

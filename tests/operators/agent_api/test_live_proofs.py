@@ -18,6 +18,7 @@ from retuned.stages.gate import LiveProof, LiveProofMode
 from retuned.stages.watch.proof import (
     Arm,
     ArmSums,
+    KernelTime,
     PairKind,
     PairResult,
     Phase,
@@ -39,7 +40,10 @@ ASKED = ProofOrder(
 PAIR = PairResult(
     number=0, kind=PairKind.SHORT, first=Arm.ON, d=0.1, scale=0.1, on=ArmSums(), off=ArmSums()
 )
-CLAIM = ProofClaim(verdict=Verdict.HELPS, reason=ProofReason.FASTER, pairs=(PAIR,))
+KERNEL = KernelTime(lengths=(512,), launches=8.0, off_s=2.4e-3, on_s=1.2e-3)
+CLAIM = ProofClaim(
+    verdict=Verdict.HELPS, reason=ProofReason.FASTER, pairs=(PAIR,), kernels=(KERNEL,)
+)
 PROOF = PodProof(
     order=ORDER.id,
     proposal=ORDER.proposal,
@@ -145,6 +149,22 @@ def changed(path: str, value: Any) -> bytes:
         ("proofs.0.claim.pairs.0.d", "0.1"),
         ("proofs.0.claim.pairs.0.on", {"steps": 1, "extra": 1}),
         ("proofs.0.claim.pairs", [json.loads(PAIR.model_dump_json())] * 4097),
+        ("proofs.0.claim.kernels", [{"lengths": [n], "launches": 1.0} for n in range(17)]),
+        ("proofs.0.claim.kernels", [{"lengths": [1], "launches": 1.0}] * 2),
+        ("proofs.0.claim.kernels.0.extra", 1),
+        ("proofs.0.claim.kernels.0.lengths", [1] * 17),
+        ("proofs.0.claim.kernels.0.lengths", [-1]),
+        ("proofs.0.claim.kernels.0.lengths", [1 << 54]),
+        ("proofs.0.claim.kernels.0.lengths", ["512"]),
+        ("proofs.0.claim.kernels.0.lengths", [1.5]),
+        ("proofs.0.claim.kernels.0.lengths", None),
+        ("proofs.0.claim.kernels.0.launches", -1.0),
+        ("proofs.0.claim.kernels.0.launches", 1e16),
+        ("proofs.0.claim.kernels.0.off_s", float("nan")),
+        ("proofs.0.claim.kernels.0.off_s", float("inf")),
+        ("proofs.0.claim.kernels.0.off_s", 0.0),
+        ("proofs.0.claim.kernels.0.on_s", -1e-3),
+        ("proofs.0.claim.kernels.0.on_s", 3601.0),
     ],
 )
 def test_what_is_not_exactly_a_report_of_proofs_is_refused(
@@ -152,6 +172,19 @@ def test_what_is_not_exactly_a_report_of_proofs_is_refused(
 ) -> None:
     assert code(raw.post("/v1/proofs", content=changed(path, value))) == (422, "body-invalid")
     assert world.inbox.taken == []
+
+
+def test_a_sidecar_of_an_older_release_reports_no_kernels_and_is_not_refused(
+    world: AgentWorld, raw: httpx.Client
+) -> None:
+    body = json.loads(changed("proofs.0.claim.seconds", 9.0))
+    del body["proofs"][0]["claim"]["kernels"]
+    assert raw.post("/v1/proofs", content=json.dumps(body).encode()).status_code == 200
+    ((_, said),) = world.inbox.taken
+    assert isinstance(said, ProofPost)
+    claim = said.proofs[0].claim
+    assert claim is not None
+    assert claim.kernels == ()
 
 
 def test_a_report_that_is_too_large_is_refused(world: AgentWorld, raw: httpx.Client) -> None:

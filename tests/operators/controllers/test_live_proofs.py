@@ -24,11 +24,13 @@ from tests.sidecar.sidecar_world import CLEAN, PodWorld
 from tests.stages.watch_proof.blocks import Run, slower
 from tests.standalone.test_live_proof_loop import Counts, Live
 
-from retuned.api.agent import LevelsState, PodProof, PodRef, ProofOrder, ProofPost
+from retuned.api.agent import MAX_PROOFS, LevelsState, PodProof, PodRef, ProofOrder, ProofPost
 from retuned.api.proposal import LiveProofStatus
 from retuned.contract import Digest
 from retuned.errors import TemporaryError
+from retuned.node.live_proof import LIVE_PROOF, report_in
 from retuned.ports import Swapper
+from retuned.report.live_proof import account_lines
 from retuned.runtime_client.fake import FakeSwapper
 from retuned.sidecar.artifacts import Artifacts
 from retuned.sidecar.key_pinning import PinnedKeys
@@ -37,6 +39,8 @@ from retuned.sidecar.operator_api import take_bundle
 from retuned.sidecar.store import PodStore
 from retuned.stages.watch.proof import (
     Arm,
+    ArmLaunches,
+    KernelTime,
     PairKind,
     PairResult,
     Phase,
@@ -47,7 +51,7 @@ from retuned.stages.watch.proof import (
     VoidReason,
     settings_of,
 )
-from retuned.stages.watch.proof.records import MAX_PAIRS
+from retuned.stages.watch.proof.records import MAX_PAIRS, MOST_AXES, MOST_LENGTHS
 from retuned.store.keys import Ed25519Notary
 from retuned_operator.agent_api.artifacts import bundle_of, pieces
 from retuned_operator.agent_api.requests import MAX_BYTES
@@ -263,6 +267,50 @@ def test_a_pod_that_lies_about_its_verdict_keeps_no_swap(
     assert json.loads(cluster.ledger.proofs[0])["judged"]["reason"] == "contradicted"
 
 
+KERNELS = (
+    KernelTime(lengths=(512,), launches=8.0, off_s=2.4e-3, on_s=1.2e-3),
+    KernelTime(lengths=(64,), launches=1.0, off_s=3.0e-5, on_s=2.0e-5),
+)
+FALSE = (KernelTime(lengths=(1,), launches=1e15, off_s=1e-9, on_s=3600.0),)
+
+
+def with_kernels(kernels: tuple[KernelTime, ...]) -> Callable[[ProofClaim], ProofClaim]:
+    return lambda true: true.model_copy(update={"kernels": kernels})
+
+
+def has_ended(cluster: Cluster) -> bool:
+    return phase(cluster) in (P.ROLLED_BACK, P.PROMOTED)
+
+
+@pytest.mark.parametrize("by", [-0.03, 0.0, 0.03])
+@pytest.mark.parametrize("kernels", [KERNELS, FALSE], ids=["true", "false"])
+def test_times_of_the_kernel_in_place_are_stored_and_decide_nothing(
+    by: float, kernels: tuple[KernelTime, ...]
+) -> None:
+    found = []
+    for told in ((), kernels):
+        cluster = begun(pods=1)
+        able(cluster, reports(by, with_kernels(told)))
+        ended = functools.partial(has_ended, cluster)
+        cluster.until(ended)
+        (entry,) = proofs(cluster)
+        assert entry.account is not None
+        assert entry.account.account().kernels == told
+        assert ("in place" in dict(account_lines(entry.account.account()))) is bool(told)
+        assert json.loads(cluster.ledger.proofs[0])["judged"]["account"]["step_seconds"] is not None
+        own = {"account", "evidence", "uid", "name"}
+        found.append((phase(cluster), entry.model_dump(exclude=own), active(cluster)))
+    assert found[0] == found[1]
+
+
+def test_a_verdict_that_pairs_contradict_has_no_account() -> None:
+    cluster = begun(pods=1)
+    able(cluster, reports(0.03, lambda true: lie_about_the_verdict(with_kernels(KERNELS)(true))))
+    reached(cluster, P.ROLLED_BACK)
+    (entry,) = proofs(cluster)
+    assert (entry.reason, entry.account) == ("contradicted", None)
+
+
 def test_a_report_of_another_order_or_pod_counts_for_nothing() -> None:
     cluster = begun(pods=1)
 
@@ -329,8 +377,18 @@ def test_the_largest_report_fits_into_a_request() -> None:
     busy = pair.on.model_copy(update={"busy_s": 1.2345678901234567, "host_s": 1.2345678901234567})
     full = pair.model_copy(update={"d_busy": 0.12345678901234567, "on": busy, "off": busy})
     pairs = tuple(full.model_copy(update={"number": n}) for n in range(MAX_PAIRS))
-    whole = ProofClaim(verdict=Verdict.HELPS, reason=ProofReason.FASTER, pairs=pairs)
-    assert len(whole.model_dump_json()) < MAX_BYTES[ProofPost]
+    longest = KernelTime(
+        lengths=(1 << 53,) * MOST_AXES, launches=1 / 3, off_s=1.2345678901234567, on_s=1 / 3
+    )
+    others = [
+        longest.model_copy(update={"lengths": (n, *longest.lengths[1:])})
+        for n in range(MOST_LENGTHS)
+    ]
+    whole = ProofClaim(
+        verdict=Verdict.HELPS, reason=ProofReason.FASTER, pairs=pairs, kernels=tuple(others)
+    )
+    kernels_bytes = sum(len(each.model_dump_json()) for each in others) * 3 * MAX_PROOFS
+    assert len(whole.model_dump_json()) + kernels_bytes < MAX_BYTES[ProofPost]
 
 
 # --- with real sidecars ---------------------------------------------------------------------------
@@ -417,6 +475,32 @@ def test_real_sidecars_prove_a_swap_that_helps(tmp_path: Path) -> None:
     assert cluster.serving() == {NEW}
     assert [each.verdict for each in proofs(cluster)] == ["helps", "helps"]
     assert {each.environment for each in proofs(cluster)} == {WORLD}
+
+
+def test_the_kernel_in_place_of_a_pod_is_shown_as_its_node_would_show_it(tmp_path: Path) -> None:
+    cluster = ProvingCluster(tmp_path)
+    for pod in cluster.pods.values():
+        pod.live.effect = -0.04
+        pod.live.timed = [
+            ArmLaunches(arm=arm, lengths=(4,), launches=900, times_s=(seconds,) * 20)
+            for arm, seconds in ((Arm.OFF, 2e-3), (Arm.ON, 1e-3))
+        ]
+    propose(cluster)
+    agree(cluster)
+    reached(cluster, P.PROMOTED)
+    cluster.restart()
+    cluster.turn()
+    first = proofs(cluster)[0]
+    assert first.account is not None
+    (stored,) = cluster.pods[first.name].ctx.store.list(LIVE_PROOF)
+    known = report_in(stored)
+    assert known is not None
+    lines = account_lines(first.account.account())
+    assert lines == account_lines(known.account)
+    assert [name for name, _ in lines] == ["per step", "in place"]
+    assert "at 4: 2,000 us without the swap, 1,000 us with it (2.00x)" in lines[1][1]
+    (kernel,) = json.loads(cluster.ledger.proofs[0])["reported"]["claim"]["kernels"]
+    assert (kernel["lengths"], kernel["off_s"], kernel["on_s"]) == ([4], 2e-3, 1e-3)
 
 
 def test_real_sidecars_take_back_a_swap_that_harms(tmp_path: Path) -> None:

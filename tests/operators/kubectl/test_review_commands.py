@@ -8,9 +8,13 @@ import yaml
 from tests.fakeapi.faults import Fault
 from tests.operators.examples import ARTIFACT
 from tests.operators.kubectl.conftest import Cluster, Run
+from tests.stages.watch_proof.blocks import proven
 
+from retuned.api.step_accounts import account_status
+from retuned.report.live_proof import account_lines
 from retuned.stages.gate import LiveProof
 from retuned.stages.gate.description import live_proof_words
+from retuned.stages.watch.proof import KernelTime
 from retuned_operator.kube.resources import DECISIONS, EXPERIMENTS, POLICIES, PROPOSALS
 from retuned_operator.schema import SwapDecision, read
 
@@ -79,6 +83,41 @@ def test_a_rollout_shows_its_live_proofs(cluster: Cluster, run: Run) -> None:
     shown = run("show", NAME)
     assert f"chat-0: {sentence}" in " ".join(shown.split())
     assert "chat-1: pilot" in shown
+
+
+def test_a_live_proof_shows_the_kernel_in_place_as_one_machine_does(
+    cluster: Cluster, run: Run
+) -> None:
+    at = "2026-03-02T12:00:00Z"
+    rollout = {"startedAt": at, "waveStartedAt": at, "lastSwapAt": at, "pods": []}
+    asked = {"epoch": 2, "wave": 0, "swapped": 1, "since": at, "rule": {"mode": "required"}}
+    report = proven(0.97, busy=0.006).report
+    assert report is not None
+    kernels = (
+        KernelTime(lengths=(512, 7), launches=8.0, off_s=2.4e-3, on_s=1.2e-3),
+        KernelTime(lengths=(9, 1), launches=0.1, off_s=5e-6),
+    )
+    account = report.account.model_copy(update={"kernels": kernels, "kernel_s": -9.6e-3})
+    status = account_status(account)
+    assert status is not None
+    told = {"account": status.model_dump(mode="json", by_alias=True), "verdict": "helps"}
+    proofs = [{"name": "chat-0", "uid": "u0"} | asked | told]
+    cluster.proposal(
+        cluster.policy(), phase="Promoting", status={"rollout": rollout, "liveProofs": proofs}
+    )
+    shown = " ".join(run("show", NAME).split())
+    lines = account_lines(account)
+    assert [name for name, _ in lines] == ["per step", "in place"]
+    for name, line in lines:
+        assert f"{name} {' '.join(line.split())}" in shown
+    (entry,) = run("show", NAME, "-o", "json")["proposal"]["status"]["liveProofs"]
+    assert entry["account"]["kernels"][0] == {
+        "lengths": [512, 7],
+        "launches": 8.0,
+        "offSeconds": 2.4e-3,
+        "onSeconds": 1.2e-3,
+    }
+    assert entry["account"]["kernelSeconds"] == -9.6e-3
 
 
 def test_a_proof_by_canary_replicas_shows_what_runs(cluster: Cluster, run: Run) -> None:

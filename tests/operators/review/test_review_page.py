@@ -16,9 +16,11 @@ from tests.operators.kubectl.conftest import Cluster
 from tests.operators.review.conftest import HOST, SECRET, Page, proxied
 
 from retuned.errors import UnreadableInput, UsageError
+from retuned.report.proof_figures import kernel_words
 from retuned.stages.drift import DriftAction, DriftReport
 from retuned.stages.profile import Signature, SignatureStat, WorkloadProfile
 from retuned.stages.trace import ShapeSource
+from retuned.stages.watch.proof import KernelTime
 from retuned_operator.kube.resources import DECISIONS, PODS, PROPOSALS, Obj
 from retuned_operator.manifests.roles import speaking_rules
 from retuned_operator.review.proxy_auth import Proxy
@@ -269,6 +271,27 @@ def test_the_history_of_a_proposal_has_the_verdicts_of_its_live_proofs(page: Pag
     assert "live-proof-harms" in shown
     assert f"chat-0: {sentence}" in shown
     assert "chat-1" not in shown, "what runs has no verdict yet"
+
+
+def test_a_proposal_shows_the_kernel_in_place_of_its_newest_pods(page: Page) -> None:
+    asked = {"epoch": 2, "wave": 0, "swapped": 1, "since": "2026-03-02T12:00:00Z", "rule": {}}
+    kernel = {"lengths": [512], "launches": 8.0, "offSeconds": 2.4e-3, "onSeconds": 1.2e-3}
+    account = {"stepSeconds": -9e-3, "kernelSeconds": -9.6e-3, "kernels": [kernel]}
+    proofs = [
+        {"name": f"chat-{n}", "uid": f"u{n}"} | asked | {"verdict": "helps", "account": account}
+        for n in range(6)
+    ]
+    proofs[5] |= {"account": {"stepSeconds": -9e-3}}  # a sidecar of an older release
+    page.cluster.proposal(page.cluster.policy(), phase="Promoting", status={"liveProofs": proofs})
+    shown = html.unescape(page.get(f"/proposals/{NAME}").text)
+    assert "<h3>Live proof</h3>" in shown
+    assert shown.count(": Change per step with the swap") == 4, "the newest"
+    words = kernel_words(KernelTime(lengths=(512,), launches=8.0, off_s=2.4e-3, on_s=1.2e-3))
+    assert "at 512: 2,400 us without the swap, 1,200 us with it (2.00x)" in words
+    assert shown.count(words) == 3
+    assert "chat-2: Change per step" in shown
+    assert "chat-5: Change per step" in shown
+    assert "chat-1: Change per step" not in shown
 
 
 def test_the_history_of_a_proposal_has_its_canary_replicas(page: Page) -> None:

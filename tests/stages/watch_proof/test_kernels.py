@@ -5,11 +5,8 @@ from __future__ import annotations
 import pytest
 
 from retuned.stages.watch.proof import Arm, ArmLaunches, KernelTime, kernel_times
-from retuned.stages.watch.proof.kernels import (
-    LEAST_SAMPLES,
-    MOST_LENGTHS,
-    change_per_step_s,
-)
+from retuned.stages.watch.proof.kernels import LEAST_SAMPLES, change_per_step_s
+from retuned.stages.watch.proof.records import MOST_LENGTHS
 
 
 def seen(

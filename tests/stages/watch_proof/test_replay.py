@@ -15,6 +15,7 @@ from retuned.stages.watch.proof import (
     DAY_S,
     Arm,
     Interrupted,
+    KernelTime,
     PairKind,
     PairResult,
     Phase,
@@ -35,6 +36,10 @@ from retuned.stages.watch.proof import (
     step,
 )
 
+KERNELS = (
+    KernelTime(lengths=(512, 7), launches=8.0, off_s=2.4e-3, on_s=1.2e-3),
+    KernelTime(lengths=(3, 1), launches=0.1, off_s=5e-6),
+)
 LONG = ProofSettings(long_blocks=4, long_within_s=3600.0)
 
 
@@ -47,6 +52,7 @@ def claim_of(state: ProofState, **changes: Any) -> ProofClaim:
         pairs=state.pairs,
         pilot_huge=state.pilot_huge,
         seconds=report.seconds,
+        kernels=state.kernels,
     )
     return ProofClaim.model_validate_json(claim.model_copy(update=changes).model_dump_json())
 
@@ -55,6 +61,29 @@ def proven(by: float, rule: ProofSettings = SHORT, *, seed: int = 1) -> ProofSta
     run = Run(rule, seed=seed)
     run.pilot()
     return run.until_done(slower(by))
+
+
+@pytest.mark.parametrize("by", [-0.03, 0.03, 0.0])
+def test_times_of_the_kernel_in_place_are_in_the_account_and_in_no_verdict(by: float) -> None:
+    state = proven(by)
+    plain = replay(claim_of(state), SHORT)
+    found = replay(claim_of(state, kernels=KERNELS), SHORT)
+    assert found.account.kernels == KERNELS
+    assert found.account.kernel_s == pytest.approx(8.0 * -1.2e-3)
+    assert (plain.account.kernels, plain.account.kernel_s) == ((), None)
+    parts = {"kernels", "kernel_s", "launches", "host_per_launch_s", "elsewhere"}
+    one, other = (each.model_dump() for each in (plain, found))
+    for body in (one, other):
+        body["account"] = {k: v for k, v in body["account"].items() if k not in parts}
+    assert one == other
+
+
+def test_a_claim_without_kernels_is_written_as_older_sides_write_it() -> None:
+    claim = claim_of(proven(-0.03))
+    assert "kernels" not in claim.model_dump_json()
+    assert "kernels" not in claim.model_dump(mode="json")
+    told = claim.model_copy(update={"kernels": KERNELS})
+    assert ProofClaim.model_validate_json(told.model_dump_json(), strict=True) == told
 
 
 @pytest.mark.parametrize("by", [-0.03, 0.03, 0.0, 0.2])

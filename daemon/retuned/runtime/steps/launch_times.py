@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from retuned.runtime.schema import Key
@@ -126,29 +126,77 @@ class LaunchTimes:
 
     def wrap(self, key: Key, run: Run) -> Run:
         """Return a function that launches, counts, and times now and then."""
-        cells = self._cells.get(key)
-        if cells is None:
-            if len(self._cells) >= MOST_KEYS:
-                return run
-            cells = self._cells.setdefault(key, {ON: LaunchCell(), OFF: LaunchCell()})
-        on, off, log, timer = cells[ON], cells[OFF], self._log, self._timer
-        if timer is None:
+        span = self.span(key)
+        if span is None:
             return run
 
         def counted(*inputs: Any) -> Any:  # noqa: ANN401 - result of the launch
-            arm = log.arm
-            if not arm:
-                return run(*inputs)
-            cell = on if arm.endswith(ON) else off
-            cell.launches += 1
-            now_s = self._now_s()
-            if now_s < self._next_s:
-                return run(*inputs)
-            self._next_s = now_s + EVERY_S
-            begun = timer.begin()
+            begun = span.begin()
             output = run(*inputs)
             if begun is not None:
-                timer.end(begun, cell)
+                span.end(begun)
             return output
 
         return counted
+
+    def span(self, key: Key) -> LaunchSpan | None:
+        """Return what counts and times launches of one length; None if no further one is seen."""
+        cells = self._cells.get(key)
+        if cells is None:
+            if len(self._cells) >= MOST_KEYS:
+                return None
+            cells = self._cells.setdefault(key, {ON: LaunchCell(), OFF: LaunchCell()})
+        timer = self._timer
+        return None if timer is None else LaunchSpan(self, cells, timer=timer, log=self._log)
+
+    def is_due(self) -> bool:
+        """Whether the present launch is to be timed; the next one is due after `EVERY_S`."""
+        now_s = self._now_s()
+        if now_s < self._next_s:
+            return False
+        self._next_s = now_s + EVERY_S
+        return True
+
+
+class LaunchSpan:
+    """Counts launches of one length, and times some of them, between two calls of the launcher.
+
+    Parameters
+    ----------
+    times
+        Says whether a launch is to be timed.
+    cells
+        Launches of each arm.
+    timer
+        Marks moments.
+    log
+        Its label says in which arm a launch is.
+    """
+
+    __slots__ = ("_log", "_off", "_on", "_timer", "_times")
+
+    def __init__(
+        self,
+        times: LaunchTimes,
+        cells: Mapping[str, LaunchCell],
+        *,
+        timer: LaunchTimer,
+        log: StepLog,
+    ) -> None:
+        self._times, self._timer, self._log = times, timer, log
+        self._on, self._off = cells[ON], cells[OFF]
+
+    def begin(self) -> tuple[LaunchCell, Any] | None:
+        """Count a launch that begins now; return what `end` takes, None if it is not timed."""
+        arm = self._log.arm
+        if not arm:
+            return None
+        cell = self._on if arm.endswith(ON) else self._off
+        cell.launches += 1
+        mark = self._timer.begin() if self._times.is_due() else None
+        return None if mark is None else (cell, mark)
+
+    def end(self, begun: tuple[LaunchCell, Any]) -> None:
+        """Take the end of a launch that `begin` has marked; never raises into the server."""
+        cell, mark = begun
+        self._timer.end(mark, cell)

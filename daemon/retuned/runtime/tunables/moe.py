@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from retuned.runtime.schema import Refused
+from retuned.runtime.steps.launch_times import LaunchCell, LaunchSpan
 from retuned.runtime.tunables.records import Config, Table, digest_of_text
 from retuned.runtime.tunables.state import (
     TIME_AT,
@@ -276,15 +277,26 @@ def _recipe(tunable: Tunable, tokens: int, row: Mapping[str, Any]) -> dict[str, 
 
 
 class _Timer:
-    """Device time of one expert layer in `TIME_EVERY`: from the look-up to the second launch."""
+    """Device time of one expert layer in `TIME_EVERY`: from the look-up to the second launch.
+
+    While a live proof times layers, it decides which ones. To it a layer is one launch: its two
+    products take different times, of which no median says anything.
+    """
 
     def __init__(self) -> None:
         self._sized: SizeClass | None = None
         self._first: Any = None
+        self._span: LaunchSpan | None = None
+        self._begun: tuple[LaunchCell, Any] | None = None
         self._launches = 0
 
     def begin(self, sized: SizeClass) -> None:
-        self._sized = None
+        self.forget()
+        self._launches = 0
+        self._span = sized.proof
+        if self._span is not None:
+            self._begun = self._span.begin()
+            return
         torch = sys.modules.get("torch")
         if (
             sized.launches % TIME_EVERY != TIME_AT
@@ -292,22 +304,26 @@ class _Timer:
             or not torch.cuda.is_initialized()
         ):
             return
-        self._sized, self._launches = sized, 0
+        self._sized = sized
         self._first = torch.cuda.Event(enable_timing=True)
         self._first.record()
 
     def forget(self) -> None:
-        self._sized = None
+        self._sized = self._span = self._begun = None
 
     def launched(self) -> None:
-        if self._sized is None:
+        if self._sized is None and self._begun is None:
             return
         self._launches += 1
-        if self._launches == _LAUNCHES:
+        if self._launches < _LAUNCHES:
+            return
+        if self._span is not None and self._begun is not None:
+            self._span.end(self._begun)
+        elif self._sized is not None:
             last = sys.modules["torch"].cuda.Event(enable_timing=True)
             last.record()
             self._sized.pending.append((self._first, last))
-            self._sized = None
+        self.forget()
 
 
 class _Launches:

@@ -14,7 +14,7 @@ from typing import Any
 from retuned.runtime.core.orders import CheckRates
 from retuned.runtime.schema import Refused
 from retuned.runtime.shadow.device import quiet
-from retuned.runtime.steps.launch_times import LaunchTimes
+from retuned.runtime.steps.launch_times import LaunchSpan, LaunchTimes
 from retuned.runtime.tunables.checks import TableChecks
 from retuned.runtime.tunables.records import Axes, Config, Rule, Table, bucket, tunable_id
 
@@ -67,8 +67,8 @@ class SizeClass:
         self.timed_us = 0.0
         self.pending: list[tuple[Any, Any]] = []
         """Pairs of device events whose time is not known yet."""
-        self.proof: Callable[[Callable[[], Any]], Any] | None = None
-        """Launches, counts and times for a live proof; None without one."""
+        self.proof: LaunchSpan | None = None
+        """Counts and times launches for a live proof; None without one."""
         self.ends: tuple[int, int] | None = None
         """Sizes of the smallest and the largest launch that were described."""
         self.described: bool | None = None
@@ -196,7 +196,7 @@ class Tunable:
 
     def _prove(self, key: tuple[int, ...], sized: SizeClass) -> None:
         times = self._times
-        sized.proof = None if times is None else times.wrap(key, lambda launch: launch())
+        sized.proof = None if times is None else times.span(key)
 
     def choose(self, axes: Axes, sized: SizeClass) -> Config | None:
         """Count a launch, and return the configuration of the table; None for the server's."""
@@ -425,8 +425,13 @@ def timed(sized: SizeClass, launch: Callable[[], Any], *, in_capture: bool) -> A
     if in_capture:
         sized.captured += 1
         return launch()
-    if sized.proof is not None:
-        return sized.proof(launch)
+    span = sized.proof
+    if span is not None:
+        begun = span.begin()
+        found = launch()
+        if begun is not None:
+            span.end(begun)
+        return found
     due = sized.launches % TIME_EVERY == TIME_AT and len(sized.pending) < _MAX_PENDING
     torch = sys.modules.get("torch")
     if not due or torch is None:

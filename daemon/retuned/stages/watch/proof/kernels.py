@@ -10,14 +10,12 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
-from retuned.stages.watch.proof.records import Arm, ArmLaunches, KernelTime
+from retuned.stages.watch.proof.records import MOST_LENGTHS, Arm, ArmLaunches, KernelTime
 
 LEAST_SAMPLES = 8
 """Times of each arm below which a length is not compared."""
 LEAST_COVERED = 0.8
 """Share of launches whose lengths must be compared for a change per step."""
-MOST_LENGTHS = 16
-"""Lengths in a report, those with the most time first."""
 
 
 def kernel_times(seen: Sequence[ArmLaunches], *, steps: int) -> tuple[KernelTime, ...]:

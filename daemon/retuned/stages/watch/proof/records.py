@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from retuned.contract import Record
 from retuned.stages.gate import LiveProof
@@ -24,6 +24,16 @@ Seconds = Annotated[float, Field(ge=0.0, lt=1e9)]
 Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 MAX_PAIRS = 4096
 """Most pairs of a proof that a node reports; half an hour has 900."""
+MOST_LENGTHS = 16
+"""Lengths of a kernel in place in a report, those with the most time first."""
+MOST_AXES = 16
+"""Most variable axes of a kernel."""
+LONGEST_LAUNCH_S = 3600.0
+"""No launch takes longer, seconds."""
+Length = Annotated[int, Field(ge=0, le=1 << 53)]
+"""Length of one variable axis."""
+LaunchesPerStep = Annotated[float, Field(ge=0.0, le=1e15, allow_inf_nan=False)]
+LaunchTime = Annotated[float, Field(gt=0.0, le=LONGEST_LAUNCH_S, allow_inf_nan=False)]
 _POLICY = LiveProof()
 """The defaults of a policy."""
 
@@ -402,15 +412,18 @@ class ArmLaunches:
 
 
 class KernelTime(Record):
-    """The kernel in place at one length: medians of both arms."""
+    """The kernel in place at one length: medians of both arms.
 
-    lengths: tuple[int, ...]
+    The bounds are those of numbers that a runtime can have: a node's claim has these records.
+    """
+
+    lengths: tuple[Length, ...] = Field(max_length=MOST_AXES)
     """Of the variable axes."""
-    launches: float = Field(ge=0.0)
+    launches: LaunchesPerStep
     """Launches per step."""
-    off_s: float | None = Field(default=None, gt=0.0)
+    off_s: LaunchTime | None = None
     """Median time without the swap, seconds; None with too few times."""
-    on_s: float | None = Field(default=None, gt=0.0)
+    on_s: LaunchTime | None = None
     """Median time with the swap, seconds; None with too few times."""
 
     @property
@@ -458,6 +471,24 @@ class ProofClaim(Record):
     """As `ProofState.pilot_huge`."""
     seconds: Seconds = 0.0
     """Time since the pilot ended, by the wall."""
+    kernels: tuple[KernelTime, ...] = Field(default=(), max_length=MOST_LENGTHS)
+    """As `ProofState.kernels`: the node's word, for the account only. No verdict follows from it.
+    """
+
+    @model_validator(mode="after")
+    def _each_length_once(self) -> ProofClaim:
+        lengths = [each.lengths for each in self.kernels]
+        if len(set(lengths)) < len(lengths):
+            raise ValueError("the kernel in place has a length twice")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave an empty field out: a side of an older release refuses it."""
+        body: dict[str, Any] = write(self)
+        if not self.kernels:
+            body.pop("kernels", None)
+        return body
 
 
 class ProofReport(Record):

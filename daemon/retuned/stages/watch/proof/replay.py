@@ -46,7 +46,7 @@ def replay(claim: ProofClaim, settings: ProofSettings) -> ProofReport:
     """Return the report that follows from a node's pairs: the same bets on the same differences.
 
     The sums of each block are the node's word. Differences, scales, capitals and the verdict are
-    computed again from them.
+    computed again from them. Times of the kernel in place are in the account, and in nothing else.
 
     Parameters
     ----------
@@ -145,7 +145,13 @@ def _shams_of(claim: ProofClaim, settings: ProofSettings) -> ProofState:
     shams = [pair if pair.void else _again(pair, scale=0.0) for pair in claim.pairs if pair.sham]
     scale = scale_of([pair.d for pair in shams if pair.d is not None], ())
     pairs = tuple(pair if pair.void else pair.model_copy(update={"scale": scale}) for pair in shams)
-    return ProofState(settings=settings, began_s=0.0, pairs=pairs, pilot_huge=claim.pilot_huge)
+    return ProofState(
+        settings=settings,
+        began_s=0.0,
+        pairs=pairs,
+        pilot_huge=claim.pilot_huge,
+        kernels=claim.kernels,
+    )
 
 
 def _replayed(state: ProofState, pair: PairResult) -> ProofState:
