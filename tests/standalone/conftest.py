@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.coins import coins
 from tests.standalone.local_world import World
+
+__all__ = ["coins", "world"]
 
 
 @pytest.fixture
