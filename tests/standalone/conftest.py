@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 from tests.standalone.local_world import World
+from tests.unsynced import unsynced
+
+__all__ = ["unsynced", "world"]
 
 
 @pytest.fixture
