@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,15 @@ _skipped: set[tuple[str, str]] = set()
 settings.register_profile("here", deadline=None)
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") == "true" else "here")
+
+# Two processes of tests share the cores: threads of a matrix product that wait for each other's
+# cores take three times as long as one thread.
+for _library in ("OMP", "OPENBLAS", "MKL"):
+    os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
+
+# Images of Python set this. Then each program that a test starts would compile all that it imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 if not (Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists()):
     # Triton reads this when it is imported: without a GPU its kernels run in Python, on CPU tensors

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from tests.coins import coins
 from tests.standalone.local_world import World
+from tests.unsynced import unsynced
+
+__all__ = ["unsynced", "world"]
 
 __all__ = ["coins", "world"]
 

@@ -1,8 +1,9 @@
 """A server whose kernel is autotuned, as a process: Triton's interpreter, a real `Autotuner`.
 
-Run as ``python -m tests.standalone.tunable_server SOCKET_DIR FOLDER``; `FOLDER` gets the module of
-the kernel. Prints ``ready``. Each line on stdin is ``[size, launches]``; each line on stdout the
-largest difference from the right answer and the largest block that ran. Ends with stdin.
+Run as ``python -m tests.standalone.tunable_server SOCKET_DIR FOLDER``, or as a fork of a process
+that has imported PyTorch (`forked_servers`); `FOLDER` gets the module of the kernel. Prints
+``ready``. Each line on stdin is ``[size, launches]``; each line on stdout the largest difference
+from the right answer and the largest block that ran. Ends with stdin.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ CONFIGS = [
 ]
 doubled = triton.autotune(configs=CONFIGS, key=["wide"])(_doubled)
 """
-FROZEN = int(os.environ.get("RETUNED_TEST_FROZEN", "0"))
-"""Which of the configurations the server has chosen once, at a warm-up size."""
 
 
 def serve(sockets: Path, folder: Path) -> None:
     """Answer until stdin ends."""
     import torch
 
+    # which of the configurations the server has chosen once, at a warm-up size
+    frozen = int(os.environ.get("RETUNED_TEST_FROZEN", "0"))
     indexed = bool(os.environ.get("RETUNED_TEST_INDEX"))
     text = KERNEL
     if indexed:  # whole numbers, whose values an experiment needs
@@ -53,7 +54,7 @@ def serve(sockets: Path, folder: Path) -> None:
     import tuned_server_kernels as kernels  # type: ignore[import-not-found]
 
     types = ("torch.float32", "torch.float32", *(("torch.int64",) if indexed else ()))
-    kernels.doubled.cache[(1, *types)] = kernels.CONFIGS[FROZEN]
+    kernels.doubled.cache[(1, *types)] = kernels.CONFIGS[frozen]
     runtime = attach(server="tuned-test", socket_dir=sockets)
     runtime.tune_tables()
     ran: list[int] = []

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
+from tests.standalone.forked_servers import Forked, forked
 from tests.standalone.local_world import World
 from tests.standalone.proofs import interval, proof
 
@@ -83,18 +82,14 @@ class ScriptedLab(TunableLab):
 class Server:
     """One process of the server."""
 
-    process: subprocess.Popen[str]
+    process: Forked
 
     @classmethod
     def start(cls, folder: Path, **environment: str) -> Server:
-        command = [sys.executable, "-m", "tests.standalone.tunable_server"]
         paths = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
-        process = subprocess.Popen(
-            [*command, str(folder / "sockets"), str(folder / "package")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)} | environment,
+        process = forked(
+            [str(folder / "sockets"), str(folder / "package")],
+            {**os.environ, "PYTHONPATH": os.pathsep.join(paths)} | environment,
         )
         server = cls(process)
         assert server.out.readline() == "ready\n"
@@ -102,12 +97,10 @@ class Server:
 
     @property
     def out(self) -> IO[str]:
-        assert self.process.stdout is not None
         return self.process.stdout
 
     def launch(self, times: int, *, size: int = SIZE) -> int:
         """Launch; return the largest block that ran. The last output is right."""
-        assert self.process.stdin is not None
         self.process.stdin.write(json.dumps([size, times]) + "\n")
         self.process.stdin.flush()
         worst, block = json.loads(self.out.readline())
@@ -116,10 +109,9 @@ class Server:
 
     def stop(self) -> None:
         """End it, orderly."""
-        assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait(timeout=120)
-        self.out.close()
+        self.process.close()
 
     def kill(self) -> None:
         """End it in the middle of whatever it does."""
