@@ -10,9 +10,7 @@ from tests.coins import coins
 from tests.standalone.local_world import World
 from tests.unsynced import unsynced
 
-__all__ = ["unsynced", "world"]
-
-__all__ = ["coins", "world"]
+__all__ = ["coins", "unsynced", "world"]
 
 
 @pytest.fixture
