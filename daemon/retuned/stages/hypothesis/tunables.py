@@ -6,6 +6,7 @@ to drift: a choice that was never right is as good a reason as traffic that move
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -147,17 +148,18 @@ def believe_in_table(
     if not any(each.time_us > 0.0 for each in launched):
         detail = f"{len(launched)} size classes were launched and none was timed"
         return Untried(reason=NotTried.NO_TIME, detail=detail)
-    total_us = max(busy_us, sum(each.time_us for each in launched))
+    # rounded once, so that a part is never more than the whole, whatever the order
+    total_us = max(busy_us, math.fsum(each.time_us for each in launched))
     fresh = [each for each in ready if each.key not in tried]
-    saving = sum(map(_saved_us, fresh)) / total_us
+    saving = math.fsum(map(_saved_us, fresh)) / total_us
     if saving < settings.min_saving:
         if any(each.key in in_force for each in ready):
             detail = f"{len(in_force)} of {len(launched)} size classes run its rules"
             return Untried(reason=NotTried.IN_FORCE, detail=detail)
         return _too_little(ready, fresh, saving=saving, total_us=total_us, settings=settings)
     kept = sorted(fresh, key=lambda each: -_saved_us(each))[: settings.max_shapes]
-    spent_us = sum(each.time_us for each in kept)
-    saved_us = sum(map(_saved_us, kept))
+    spent_us = math.fsum(each.time_us for each in kept)
+    saved_us = math.fsum(map(_saved_us, kept))
     share = spent_us / total_us
     gain = spent_us / (spent_us - saved_us)
     workloads = tuple(
@@ -193,11 +195,11 @@ def _too_little(
     total_us: float,
     settings: HypothesisSettings,
 ) -> Untried:
-    every = sum(map(_saved_us, ready)) / total_us
+    every = math.fsum(map(_saved_us, ready)) / total_us
     if every >= settings.min_saving:
         detail = f"{len(ready) - len(fresh)} of {len(ready)} size classes were tried"
         return Untried(reason=NotTried.ALL_TRIED, detail=detail)
-    share = sum(each.time_us for each in ready) / total_us
+    share = math.fsum(each.time_us for each in ready) / total_us
     detail = (
         f"takes {share:.1%} of the server's time; a table is expected to save {saving:.2%}, and "
         f"{settings.min_saving:.2%} are required"
