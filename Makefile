@@ -1,6 +1,6 @@
 # The same commands locally and in CI.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick check format sync lock images story vllm vllm-cpu e2e cluster-tools cluster-lacks monitoring-tools browser-packages
+.PHONY: help setup demo test quick check format sync lock images story vllm vllm-cpu e2e e2e-vllm cluster-tools cluster-lacks monitoring-tools browser-packages
 BIN := .venv/bin
 QUICK := cli conformance control node policies report runtime_client stages store tuned_files test_files.py test_settings.py
 
@@ -45,8 +45,11 @@ lock: setup  ## renew the locks in requirements/ (they name no index)
 images:  ## build the images: sidecar, operator, experiment, server (buildah or docker)
 	@scripts/images
 
-e2e: setup cluster-lacks vllm-cpu  ## the whole loop on a real cluster: Linux, root, containerd
+e2e: setup cluster-lacks  ## the whole loop on a real cluster: Linux, root, containerd
 	@$(BIN)/pytest -m e2e tests/cluster $(ARGS)
+
+e2e-vllm: setup cluster-lacks vllm-cpu  ## a real vLLM in a pod of that cluster
+	@$(BIN)/pytest -m "e2e and vllm" tests/cluster $(ARGS)
 
 vllm: setup vllm-cpu  ## a real vLLM on the CPU: found, tuned, swapped and taken back
 	@$(BIN)/pytest -m vllm tests/servers/vllm_cpu $(ARGS)

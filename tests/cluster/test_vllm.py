@@ -26,7 +26,7 @@ from tests.servers.vllm_cpu.server import HERE, environment
 
 from retuned_operator.manifests.sidecar import SIDECAR
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.vllm, pytest.mark.slow]
 
 NAMESPACE, NAME = "vllm", "demo"
 TARGET: Mapping[str, Any] = {
