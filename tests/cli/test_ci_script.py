@@ -18,6 +18,7 @@ def run_ci(
     report: str = REPORT,
     of_cluster: str = REPORT,
     of_vllm: str = REPORT,
+    of_both: str = REPORT,
     lacks: str = "",
     **more: str,
 ) -> subprocess.CompletedProcess[str]:
@@ -25,8 +26,9 @@ def run_ci(
 
     Parameters
     ----------
-    report, of_cluster, of_vllm
-        What the tests, those on a cluster and those of a real vLLM leave as their report.
+    report, of_cluster, of_vllm, of_both
+        What the tests, those on a cluster, those of a real vLLM and those of one in a cluster leave
+        as their report.
     lacks
         What the machine lacks for a cluster; nothing by default.
     more
@@ -40,6 +42,7 @@ def run_ci(
           test) printf %s '{report}' > "${{2##*=}}" ;;
           e2e) printf %s '{of_cluster}' > "${{2##*=}}" ;;
           vllm) printf %s '{of_vllm}' > "${{2##*=}}" ;;
+          e2e-vllm) printf %s '{of_both}' > "${{2##*=}}" ;;
         esac
         [ $1 = cluster-lacks ] || echo "$1 CI=$CI"
         """
@@ -61,6 +64,7 @@ def test_ci_says_itself_that_it_is_ci(tmp_path: Path) -> None:
         "e2e CI=true",
         "vllm-cpu CI=true",
         "vllm CI=true",
+        "e2e-vllm CI=true",
     ]
     assert done.returncode == 0, done.stderr
 
@@ -79,9 +83,10 @@ def test_tests_on_a_cluster_that_end_without_their_report_are_not_green(tmp_path
 
 
 def test_tests_of_a_real_vllm_that_end_without_their_report_are_not_green(tmp_path: Path) -> None:
-    done = run_ci(tmp_path, of_vllm="")
-    assert done.returncode == 1
-    assert "before their report" in done.stderr
+    for lane in ({"of_vllm": ""}, {"of_both": ""}):
+        done = run_ci(tmp_path, **lane)
+        assert done.returncode == 1
+        assert "before their report" in done.stderr
 
 
 def test_a_machine_without_a_cluster_is_told_so_and_serves_vllm(tmp_path: Path) -> None:
@@ -89,7 +94,9 @@ def test_a_machine_without_a_cluster_is_told_so_and_serves_vllm(tmp_path: Path) 
     assert done.returncode == 0
     assert "e2e" not in done.stdout
     assert "vllm CI=true" in done.stdout
-    assert done.stderr.splitlines()[-1] == "THE END-TO-END LANE DID NOT RUN: missing: root"
+    told = done.stderr.splitlines()
+    assert told[-2] == "THE END-TO-END LANE DID NOT RUN: missing: root"
+    assert told[-1].startswith("THE E2E-VLLM LANE DID NOT RUN")
 
 
 def test_lanes_that_would_not_end_within_the_hour_are_told_so_in_the_last_lines(
@@ -100,13 +107,14 @@ def test_lanes_that_would_not_end_within_the_hour_are_told_so_in_the_last_lines(
     assert "e2e" not in done.stdout
     assert "vllm" not in done.stdout
     lanes = [line.split(" LANE")[0] for line in done.stderr.splitlines()]
-    assert lanes == ["THE END-TO-END", "THE VLLM"]
+    assert lanes == ["THE END-TO-END", "THE VLLM", "THE E2E-VLLM"]
 
 
 def test_lanes_that_are_demanded_run_however_late_it_is(tmp_path: Path) -> None:
     said = run_ci(tmp_path, LATEST_S="-1", RETUNED_E2E="required").stdout
     assert "e2e CI=true" in said
     assert "vllm CI=true" in said
+    assert "e2e-vllm CI=true" in said
 
 
 def test_a_machine_without_a_cluster_is_a_failure_where_one_is_demanded(tmp_path: Path) -> None:
