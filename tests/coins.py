@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -13,7 +13,12 @@ from retuned.node import live_proof, sentinel
 @pytest.fixture(autouse=True)
 def coins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let live proofs of this process draw their coins from one seed."""
+    same_coins(monkeypatch, live_proof, sentinel)
+
+
+def same_coins(monkeypatch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
+    """Let modules draw their coins from one seed."""
     chance = random.Random(11)
     fake = SimpleNamespace(SystemRandom=lambda: chance)
-    for module in (live_proof, sentinel):
+    for module in modules:
         monkeypatch.setattr(module, "secrets", fake)

@@ -1,4 +1,4 @@
-"""A real vLLM in a real pod with the sidecar: seen by the operator, and its answers unchanged.
+"""A real vLLM in a real pod with the sidecar: what the operator sees of it, and its answers.
 
 It is the build for CPUs of tests/servers/vllm_cpu, and Triton's interpreter runs its one tunable.
 The node lends its packages to the pod, because an image with them has six gigabytes.
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from tests.cluster.cluster import Cluster
 from tests.cluster.conftest import TAG
@@ -22,7 +21,15 @@ from tests.cluster.images import BASE_PYTHON
 from tests.cluster.installing import installed, uninstall, values
 from tests.cluster.reporting import Report
 from tests.cluster.serving import PORT, server_pod, service
-from tests.servers.vllm_cpu.server import HERE, environment
+from tests.servers.vllm_cpu.server import (
+    HERE,
+    OPTIONS,
+    PROMPTS,
+    VARIABLES,
+    environment,
+    greedy_answer,
+    install_plugin,
+)
 
 from retuned_operator.manifests.sidecar import SIDECAR
 
@@ -41,7 +48,6 @@ TARGET: Mapping[str, Any] = {
         "mode": "Recommend",
     },
 }
-PROMPTS = ("badu lemi", "siva tolo pani", "weda")
 
 
 def vllm_pod(folder: Path) -> dict[str, Any]:
@@ -54,12 +60,9 @@ def vllm_pod(folder: Path) -> dict[str, Any]:
     """
     python, site = environment() / "bin" / "python", folder / "site"
     subprocess.run([str(python), str(HERE / "tiny_model.py"), str(folder / "model")], check=True)
-    info = site / "fake_tunable-0.1.dist-info"
-    info.mkdir(parents=True)
+    site.mkdir()
+    install_plugin(site, "fake_tunable", "fake_tunable:register")
     shutil.copy(HERE / "fake_tunable.py", site)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fake_tunable\nVersion: 0.1\n")
-    entry = "[vllm.general_plugins]\nfake_tunable = fake_tunable:register\n"
-    (info / "entry_points.txt").write_text(entry)
     (folder / "lib").mkdir()
     shutil.copy("/usr/lib/x86_64-linux-gnu/libnuma.so.1", folder / "lib")
     for each in (folder, *folder.rglob("*")):  # the server is another user
@@ -68,30 +71,18 @@ def vllm_pod(folder: Path) -> dict[str, Any]:
     template = server_pod(TAG)
     spec = template["spec"]
     (container,) = spec["containers"]
-    variables = {
+    variables = VARIABLES | {
         "HOME": "/tmp",
         "TMPDIR": "/tmp",
         "USER": "vllm",
         "PYTHONPATH": "/opt/vllm/site:/opt/packages",
         "LD_LIBRARY_PATH": "/opt/vllm/lib",
-        "TRITON_INTERPRET": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": "1",
     }
     ours = {"tmp": "/tmp", "shm": "/dev/shm"}  # vLLM's workers share 160 MiB
     mounts = ours | {"packages": "/opt/packages", "vllm": "/opt/vllm"}
     container |= {
         "command": ["python3", "-m", "vllm.entrypoints.cli.main", "serve", "/opt/vllm/model"],
-        "args": [
-            *("--served-model-name", "m", "--host", "0.0.0.0", "--port", str(PORT), "--seed", "0"),
-            *("--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "8"),
-            *("--enforce-eager", "--no-enable-prefix-caching"),
-        ],
+        "args": [*OPTIONS, "--host", "0.0.0.0", "--port", str(PORT)],
         "env": [{"name": name, "value": value} for name, value in variables.items()],
         "volumeMounts": [
             {"name": name, "mountPath": path, "readOnly": name not in ours}
@@ -116,16 +107,9 @@ class Server:
     pod: str
     url: str
 
-    def answer(self, prompt: str) -> str:
-        """Return a greedy answer."""
-        body = {"model": "m", "prompt": prompt, "max_tokens": 16, "temperature": 0.0}
-        found = httpx.post(f"{self.url}/v1/completions", json=body, timeout=180, trust_env=False)
-        found.raise_for_status()
-        return str(found.json()["choices"][0]["text"])
-
     def digest(self) -> list[str]:
         """Return answers to fixed prompts, one request at a time."""
-        return [self.answer(prompt) for prompt in PROMPTS]
+        return [greedy_answer(self.url, prompt) for prompt in PROMPTS]
 
     def status(self) -> dict[str, Any]:
         """Return what the operator says of the target."""
@@ -191,7 +175,7 @@ def test_vllm_serves_beside_the_sidecar_and_the_operator_hears_of_it(
 
 
 def test_the_steps_of_its_engine_are_known(server: Server) -> None:
-    server.answer(PROMPTS[0])
+    server.digest()
     assert "on" in server.hooks()
 
 
@@ -210,7 +194,7 @@ def test_the_operator_lists_its_tunable_with_the_reason_why_nothing_is_tried(
     assert one["reason"] == "no-policy", "the status says why there is no experiment"
 
 
-def test_without_us_it_answers_the_same(server: Server) -> None:
+def test_while_the_chart_is_uninstalled_it_answers_the_same(server: Server) -> None:
     before = server.digest()
     uninstall(server.cluster)
     assert server.digest() == before

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
+from tests.coins import same_coins
 from tests.operators.controllers.canary_cluster import CanaryCluster, RealCanaries, policy
 from tests.operators.controllers.server import Died, Hit, Moment
 from tests.operators.controllers.test_live_proofs import NEW
@@ -37,9 +37,7 @@ C = TypeVar("C", bound=CanaryCluster)
 @pytest.fixture(autouse=True)
 def _coins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw the same coins in each run: a real one shows an effect that is none in one of 100."""
-    chance = random.Random(11)
-    fake = SimpleNamespace(SystemRandom=lambda: chance)
-    monkeypatch.setattr(replicas, "secrets", fake)
+    same_coins(monkeypatch, replicas)
 
 
 def begun(cluster: C) -> C:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import random
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from tests.coins import same_coins
 from tests.operators.controllers.server_pods import WORLD
 from tests.operators.controllers.test_live_proofs import NEW, ProvingCluster, policy, proofs
 from tests.operators.controllers.test_swaps import agree, phase, propose, reached
@@ -29,8 +28,7 @@ STEP_S = 250.0
 @pytest.fixture(autouse=True)
 def _moments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw the same moments in each run: coarse steps of time miss some periods."""
-    chance = random.Random(11)
-    monkeypatch.setattr(sentinel, "secrets", SimpleNamespace(SystemRandom=lambda: chance))
+    same_coins(monkeypatch, sentinel)
 
 
 def promoted(folder: Path, **rule: object) -> ProvingCluster:

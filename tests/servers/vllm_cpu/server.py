@@ -41,6 +41,48 @@ spec:
     analysis: {interval: 1s, inconclusiveLimit: 100000}
 """
 START_S = 420.0
+VARIABLES = {
+    "TRITON_INTERPRET": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+}
+"""Environment of a server without a GPU and without a network."""
+OPTIONS = (
+    *("--served-model-name", "m", "--seed", "0"),
+    *("--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "8"),
+    *("--enforce-eager", "--no-enable-prefix-caching"),
+)
+"""Options of ``vllm serve`` beside the model and the address."""
+
+
+PROMPTS = ("badu lemi", "siva tolo pani", "weda")
+
+
+def greedy_answer(url: str, prompt: str, *, tokens: int = 16) -> str:
+    """Return the answer of a server to one request.
+
+    Raises
+    ------
+    httpx.HTTPError
+        If there is none.
+    """
+    body = {"model": "m", "prompt": prompt, "max_tokens": tokens, "temperature": 0.0}
+    found = httpx.post(f"{url}/v1/completions", json=body, timeout=120.0, trust_env=False)
+    found.raise_for_status()
+    return str(found.json()["choices"][0]["text"])
+
+
+def install_plugin(site: Path, name: str, target: str) -> None:
+    """Let a folder of packages name a plugin of vLLM, as an installed package does."""
+    info = site / f"{name}-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{name} = {target}\n")
 
 
 def environment() -> Path:
@@ -80,10 +122,8 @@ class Lane:
         model = self.folder / "model"
         subprocess.run([str(self.python), str(HERE / "tiny_model.py"), str(model)], check=True)
         words = [
-            *(str(self.python.with_name("vllm")), "serve", str(model), "--served-model-name", "m"),
-            *("--host", "127.0.0.1", "--port", self.url.rpartition(":")[2], "--seed", "0"),
-            *("--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "8"),
-            *("--enforce-eager", "--no-enable-prefix-caching"),
+            *(str(self.python.with_name("vllm")), "serve", str(model), *OPTIONS),
+            *("--host", "127.0.0.1", "--port", self.url.rpartition(":")[2]),
         ]
         process = self._started(words, "server.log", self.variables | self._joined())
         begin_s = time.monotonic()
@@ -122,22 +162,11 @@ class Lane:
             ("retuned", "retuned.runtime.plugins:register"),
             (plugin, f"{plugin}:register"),
         ):
-            info = site / f"{name}-0.1.dist-info"
-            info.mkdir()
-            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n")
-            (info / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{name} = {target}\n")
-        return {
+            install_plugin(site, name, target)
+        return VARIABLES | {
             "PYTHONPATH": str(site),
-            "TRITON_INTERPRET": "1",
             "RETUNED_SOCKET_DIR": str(self.sockets),
             "RETUNED_SERVER": "lane",
-            "HF_HUB_OFFLINE": "1",
-            "TRANSFORMERS_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "DO_NOT_TRACK": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": "1",
         }
 
     def log(self, name: str = "server.log") -> str:
@@ -146,14 +175,11 @@ class Lane:
 
     def answer(self, prompt: str, *, tokens: int = 16) -> str:
         """Return a greedy answer."""
-        body = {"model": "m", "prompt": prompt, "max_tokens": tokens, "temperature": 0.0}
-        found = httpx.post(self.url + "/v1/completions", json=body, timeout=120.0)
-        found.raise_for_status()
-        return str(found.json()["choices"][0]["text"])
+        return greedy_answer(self.url, prompt, tokens=tokens)
 
     def digest(self) -> list[str]:
         """Return answers to fixed prompts, one request at a time."""
-        return [self.answer(prompt) for prompt in ("badu lemi", "siva tolo pani", "weda")]
+        return [self.answer(prompt) for prompt in PROMPTS]
 
     @contextlib.contextmanager
     def traffic(self) -> Iterator[None]:
