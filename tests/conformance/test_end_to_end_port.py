@@ -15,7 +15,7 @@ import pytest
 from retuned.errors import TemporaryError, UnreadableInput, UsageError
 from retuned.ports import EndToEnd
 from retuned.stages.watch import Served, ServerResponse
-from retuned.standalone.end_to_end_http import FakeEndToEnd, HttpEndToEnd, load_requests
+from retuned.standalone.proofs.end_to_end_http import FakeEndToEnd, HttpEndToEnd, load_requests
 
 PLAIN = {"prompt": "two", "max_tokens": 2}
 

@@ -21,7 +21,7 @@ import pytest
 from retuned.demo.batches import StepReport
 from retuned.demo.profiler import ProfilerWindows, WindowSettings
 from retuned.stages.watch import summarise
-from retuned.standalone.end_to_end_http import HttpEndToEnd
+from retuned.standalone.proofs.end_to_end_http import HttpEndToEnd
 
 pytest.importorskip("torch", reason="the demo's server needs PyTorch")
 

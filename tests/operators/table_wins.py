@@ -21,7 +21,7 @@ from retuned.stages.experiment import ExperimentPlan, plan
 from retuned.stages.hypothesis import TABLE_STRUCTURE, Hypothesis
 from retuned.stages.proposal import variant_of
 from retuned.stages.verdict import JudgeSettings
-from retuned.standalone.tunable_experiments import BUCKETS
+from retuned.standalone.tunables.experiments import BUCKETS
 from retuned_operator.controllers.ports import LaunchedSizes, LaunchedTunable, NoTunables
 from retuned_operator.schema import JobRole, KernelExperiment, PolicyRef, experiment_spec, read
 from retuned_operator.store.results import FINDINGS

@@ -26,7 +26,7 @@ from retuned.stages.trace import LaunchRecord, ShapeSource
 from retuned.stages.verdict import ServerEnvironment, judge
 from retuned.standalone.context import Files, RecordKind
 from retuned.standalone.daemon import Loop
-from retuned.standalone.tuned_files import ConfiguredKernels, StoredChanges
+from retuned.standalone.tunables.tuned_files import ConfiguredKernels, StoredChanges
 from retuned.store.approvals import Approvals
 from retuned.store.keys import Ed25519Notary
 from retuned.tuned_files.records import Format

@@ -18,9 +18,10 @@ from retuned.report.live_proof import prediction_of
 from retuned.stages.proposal import Lesson
 from retuned.stages.verdict import SignedEvidence
 from retuned.stages.watch.proof import Arm, StepRecord
-from retuned.standalone import lessons, proposals, server_pace
+from retuned.standalone import proposals
 from retuned.standalone.context import RecordKind
 from retuned.standalone.daemon import Loop
+from retuned.standalone.proofs import lessons, server_pace
 from retuned.standalone.proposals import DEFERRED
 from retuned.store.lessons import HOLDS, kept
 

@@ -185,7 +185,7 @@ def test_nothing_is_measured_on_the_whole_server_while_few_launches_run_it(
     swapped: World, tmp_path: Path
 ) -> None:
     from retuned.stages.swap import SwapOrder
-    from retuned.standalone.end_to_end import _runs_everywhere
+    from retuned.standalone.proofs.end_to_end import _runs_everywhere
 
     order = SwapOrder.model_validate(swapped.store.list(RecordKind.ORDER)[0].body)
     assert not _runs_everywhere(swapped.loop.ctx, order)

@@ -20,9 +20,9 @@ from retuned.ports import CapturedInputs, CapturedTensor, Finding
 from retuned.runtime_client.captures import FakeInputTap
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.gate import KernelTuningPolicy
-from retuned.standalone import captured_inputs
 from retuned.standalone.context import Captures, RecordKind
 from retuned.standalone.daemon import Loop
+from retuned.standalone.tunables import captured_inputs
 from retuned.store.policy_files import load_policy, permissions_in
 from retuned.strict_yaml import parse
 

@@ -16,10 +16,10 @@ from retuned.errors import TemporaryError
 from retuned.stages.gate import KernelTuningPolicy
 from retuned.stages.verdict import SignedEvidence
 from retuned.stages.watch import EndToEndSettings, Served, ServerResponse
-from retuned.standalone import end_to_end
 from retuned.standalone.context import RecordKind
 from retuned.standalone.daemon import Loop
 from retuned.standalone.facts import quarantined
+from retuned.standalone.proofs import end_to_end
 
 QUICK = EndToEndSettings(looks=(4, 8))
 

@@ -21,10 +21,11 @@ from retuned.stages.verdict import SignedEvidence
 from retuned.stages.watch import Consequence
 from retuned.stages.watch.proof import Arm, ArmLaunches, StepRecord
 from retuned.stages.watch.proof.service_level import Served
-from retuned.standalone import experiments, live_proof
+from retuned.standalone import experiments
 from retuned.standalone.context import Context, RecordKind
 from retuned.standalone.daemon import Loop
 from retuned.standalone.facts import quarantined
+from retuned.standalone.proofs import live_proof
 from retuned.standalone.savings import calibrations
 from retuned.store.approvals import Approvals
 

@@ -14,7 +14,7 @@ from tests.standalone.local_world import World, auto_policy
 from retuned.errors import UnreadableInput
 from retuned.node.own_overhead import OverheadKeeper
 from retuned.stages.gate import KernelTuningPolicy
-from retuned.standalone.server_pace import measure_own_overhead
+from retuned.standalone.proofs.server_pace import measure_own_overhead
 
 
 class Asks:

@@ -15,10 +15,10 @@ from tests.standalone.test_steering import freeze
 from retuned.errors import CandidateError
 from retuned.node import sentinel
 from retuned.stages.watch.proof import DAY_S
-from retuned.standalone import repeated_proof
 from retuned.standalone.context import RecordKind
 from retuned.standalone.daemon import Loop
 from retuned.standalone.facts import quarantined
+from retuned.standalone.proofs import repeated_proof
 from retuned.standalone.records import committed
 
 PERIOD_S = 1_250.0

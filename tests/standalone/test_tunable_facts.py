@@ -22,8 +22,8 @@ from retuned.runtime_client.tunables import (
 )
 from retuned.stages.proposal.tables import captures_of, within
 from retuned.standalone.context import Tunables
-from retuned.standalone.tunable_experiments import Pauses
-from retuned.standalone.tunables import expected_gain
+from retuned.standalone.tunables.experiments import Pauses
+from retuned.standalone.tunables.observation import expected_gain
 
 NAME = "tunable:attention:kernel_unified_attention:00000000"
 HELLO = {"pid": 1, "environment": {"cpu": "cpu:a", "numerics": {}}}

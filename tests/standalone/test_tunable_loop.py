@@ -24,9 +24,9 @@ from retuned.experiment.tunables import TunableLab
 from retuned.ports import Finding
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.watch import EndToEndSettings, Served, ServerResponse
-from retuned.standalone import end_to_end
 from retuned.standalone.context import RecordKind
 from retuned.standalone.daemon import Loop
+from retuned.standalone.proofs import end_to_end
 
 
 class NothingToGain(ScriptedLab):

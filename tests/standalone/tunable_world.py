@@ -33,8 +33,8 @@ from retuned.stages.proposal import variant_of
 from retuned.stages.verdict import JudgeSettings
 from retuned.standalone.context import Captures, RecordKind, Tunables
 from retuned.standalone.daemon import Loop
-from retuned.standalone.tunable_experiments import task_of
-from retuned.standalone.tuned_files import ConfiguredKernels, StoredChanges
+from retuned.standalone.tunables.experiments import task_of
+from retuned.standalone.tunables.tuned_files import ConfiguredKernels, StoredChanges
 from retuned.store.keys import Ed25519Notary
 from retuned.tunables.tune import ClassResult, rules_of
 

@@ -44,7 +44,6 @@ from retuned.stages.gate import DecisionKind, SwapDecision
 from retuned.stages.gate.description import plan_words
 from retuned.stages.proposal import Proposal
 from retuned.standalone import decisions as people
-from retuned.standalone import repeated_proof
 from retuned.standalone.context import RecordKind
 from retuned.standalone.decisions import (
     OPEN,
@@ -57,7 +56,8 @@ from retuned.standalone.decisions import (
 )
 from retuned.standalone.evidence import read
 from retuned.standalone.metrics import said_beside
-from retuned.standalone.server_pace import forecast_of
+from retuned.standalone.proofs import repeated_proof
+from retuned.standalone.proofs.server_pace import forecast_of
 from retuned.store.lock import daemon_runs
 from retuned.text import short_id
 

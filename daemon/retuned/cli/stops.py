@@ -21,7 +21,7 @@ from retuned.report.proposal_text import end_words, scope_words
 from retuned.runtime_client.status import ProcessStatus, Standings, opened
 from retuned.settings import load_settings
 from retuned.stages.gate import FreezeScope, StopPolicy, TuningFreeze
-from retuned.standalone.lessons import lift
+from retuned.standalone.proofs.lessons import lift
 from retuned.text import short_id, until
 
 _LONGEST_REASON = 1000

@@ -59,11 +59,15 @@ from retuned.standalone.context import (
     Tunables,
 )
 from retuned.standalone.daemon import Loop
-from retuned.standalone.end_to_end_http import HttpEndToEnd, load_requests
 from retuned.standalone.findings import earlier_findings, found_solution, priors_for
 from retuned.standalone.kernels import KnownKernels, recall
-from retuned.standalone.tunable_experiments import task_of
-from retuned.standalone.tuned_files import ConfiguredKernels, StoredChanges, incumbent_named
+from retuned.standalone.proofs.end_to_end_http import HttpEndToEnd, load_requests
+from retuned.standalone.tunables.experiments import task_of
+from retuned.standalone.tunables.tuned_files import (
+    ConfiguredKernels,
+    StoredChanges,
+    incumbent_named,
+)
 from retuned.store.keys import Ed25519Notary
 from retuned.store.policy_files import PolicyFiles, load_policies
 from retuned.store.sqlite import SqliteStore

@@ -94,7 +94,7 @@ class RecordKind(StrEnum):
     """The live proof of a proposal's swap, see `retuned.node.live_proof.LIVE_PROOF`."""
     REPEATED_PROOF = "repeated-proof"
     """Pairs of a swap that was kept, for an alarm or a day of its sentinel, see
-    `retuned.standalone.repeated_proof`: proving -> a verdict."""
+    `retuned.standalone.proofs.repeated_proof`: proving -> a verdict."""
     SENTINEL = "sentinel"
     """When the next pair of a promoted swap runs, under its proposal's id: current."""
     ATTRIBUTION = "attribution"

@@ -16,24 +16,19 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from retuned.node import windows
 from retuned.node.loops import attempt, wait_until
 from retuned.standalone import (
-    attribution,
-    captured_inputs,
     cleanup,
-    end_to_end,
     experiments,
     hypotheses,
     kernels,
-    live_proof,
     metrics,
     proposals,
     savings,
-    sentinel,
-    server_pace,
-    tunables,
-    tuned_files,
 )
 from retuned.standalone.context import Context
+from retuned.standalone.proofs import attribution, end_to_end, live_proof, sentinel, server_pace
 from retuned.standalone.reconciler import Reconciler
+from retuned.standalone.tunables import captured_inputs, tuned_files
+from retuned.standalone.tunables import observation as tunables
 
 log = logging.getLogger(__name__)
 

@@ -20,17 +20,13 @@ from retuned.stages import experiment as experiment_stage
 from retuned.stages import hypothesis as hypothesis_stage
 from retuned.stages.experiment import Budget, ExperimentPlan, Turn, turns_sentence
 from retuned.stages.hypothesis import Hypothesis
-from retuned.standalone import (
-    captured_inputs,
-    evidence,
-    metrics,
-    tunable_experiments,
-    tunable_records,
-    tuned_files,
-)
+from retuned.standalone import evidence, metrics
 from retuned.standalone.context import Context, RecordKind
 from retuned.standalone.findings import findings
 from retuned.standalone.hypotheses import BUDGET, live_baseline, open_belief
+from retuned.standalone.tunables import captured_inputs, tuned_files
+from retuned.standalone.tunables import experiments as tunable_experiments
+from retuned.standalone.tunables import records as tunable_records
 from retuned.store.approvals import Approvals
 
 log = logging.getLogger(__name__)

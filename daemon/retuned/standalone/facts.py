@@ -41,20 +41,15 @@ from retuned.stages import gate
 from retuned.stages.gate import EndToEndRule, LiveProofMode
 from retuned.stages.gate.policy import Selector
 from retuned.stages.proposal import Proposal
-from retuned.standalone import (
-    end_to_end,
-    live_proof,
-    repeated_proof,
-    server_pace,
-    tunable_records,
-    tuned_files,
-)
 from retuned.standalone import evidence as proving
 from retuned.standalone.context import Context, RecordKind
 from retuned.standalone.evidence import measured_in
 from retuned.standalone.hypotheses import live_baseline
 from retuned.standalone.node import LocalNode
+from retuned.standalone.proofs import end_to_end, live_proof, repeated_proof, server_pace
 from retuned.standalone.records import BEFORE_SWAP, GOING_BACK, UNDER_WAY, understood
+from retuned.standalone.tunables import records as tunable_records
+from retuned.standalone.tunables import tuned_files
 from retuned.store.approvals import Approvals
 
 log = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ from retuned.ports import DeviceState, Event, Finding, Store, Stored
 from retuned.stages.drift import DriftAction
 from retuned.stages.gate import GateDecision, GateReason, SwapDecision, TuningFreeze
 from retuned.standalone.context import Context, RecordKind
+from retuned.standalone.proofs.sentinel import effect_rows
 from retuned.standalone.records import (
     BEFORE_SWAP,
     GOING_BACK,
@@ -24,7 +25,6 @@ from retuned.standalone.records import (
     proposals,
     understood,
 )
-from retuned.standalone.sentinel import effect_rows
 from retuned.store.approvals import Approvals
 from retuned.telemetry import Row
 from retuned.telemetry.labels import (

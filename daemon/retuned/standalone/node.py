@@ -16,11 +16,11 @@ from retuned.node.order_store import bringer
 from retuned.ports import Clock, Spans, Store, Swapper, Telemetry
 from retuned.stages.swap import MixedEpochs, SwapKind, SwapOrder
 from retuned.stages.watch import CanaryDecision, WatchSettings
-from retuned.standalone import tuned_files
 from retuned.standalone.context import Context
 from retuned.standalone.evidence import UNKNOWN, check_before_load
 from retuned.standalone.findings import found_solution
 from retuned.standalone.records import last_done, say
+from retuned.standalone.tunables import tuned_files
 from retuned.store.artifact_folder import sign_artifact
 
 _RETRY_S = 1.0

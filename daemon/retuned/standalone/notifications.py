@@ -28,8 +28,8 @@ from retuned.stages.gate import DecisionKind
 from retuned.standalone import decisions
 from retuned.standalone.context import RecordKind
 from retuned.standalone.decisions import Actor, gate_of, read_proposal
+from retuned.standalone.proofs.repeated_proof import CAUSES
 from retuned.standalone.records import UNDER_WAY
-from retuned.standalone.repeated_proof import CAUSES
 from retuned.standalone.review_source import key_of
 from retuned.store.approvals import Approvals, Identity, identity_of_uid
 from retuned.store.sqlite import SqliteStore

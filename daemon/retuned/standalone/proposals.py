@@ -28,11 +28,12 @@ from retuned.stages.proposal import (
     RefusalReason,
     SwapClaim,
 )
-from retuned.standalone import evidence, server_pace, tunable_records, tuned_files
+from retuned.standalone import evidence
 from retuned.standalone.context import Context, RecordKind
 from retuned.standalone.facts import quarantined
 from retuned.standalone.findings import findings
 from retuned.standalone.hypotheses import live_baseline, share_of
+from retuned.standalone.proofs import server_pace
 from retuned.standalone.records import (
     GOING_BACK,
     UNDECIDED,
@@ -42,6 +43,8 @@ from retuned.standalone.records import (
     understood,
     was_swapped,
 )
+from retuned.standalone.tunables import records as tunable_records
+from retuned.standalone.tunables import tuned_files
 from retuned.store.lessons import kept
 
 log = logging.getLogger(__name__)

@@ -61,8 +61,8 @@ from retuned.standalone.decisions import (
 from retuned.standalone.evidence import Read, read
 from retuned.standalone.findings import found_solution
 from retuned.standalone.metrics import said_beside
+from retuned.standalone.proofs.server_pace import forecast_of
 from retuned.standalone.records import CARRIED_OUT
-from retuned.standalone.server_pace import forecast_of
 from retuned.store.approvals import Approvals, Identity
 from retuned.store.lock import daemon_runs
 from retuned.text import short_id

@@ -39,7 +39,7 @@ from retuned.sidecar.operator_api import take_bundle
 from retuned.sidecar.sockets import PodSocket
 from retuned.sidecar.store import PodStore
 from retuned.sidecar.tables import OrderedTables
-from retuned.standalone.tunable_records import server_side
+from retuned.standalone.tunables.records import server_side
 from retuned.store.keys import Ed25519Notary
 from retuned.store.sqlite import SqliteStore
 from retuned.tunables.tune import ClassResult, rules_of

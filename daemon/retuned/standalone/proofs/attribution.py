@@ -16,15 +16,16 @@ from retuned.stages.profile import SignatureStat
 from retuned.stages.swap import SwapOrder
 from retuned.stages.watch import proof
 from retuned.stages.watch.attribution import Suspect, SuspectResult
-from retuned.standalone import kernels, live_proof
+from retuned.standalone import kernels
 from retuned.standalone.context import Context, RecordKind
-from retuned.standalone.records import committed, say
-from retuned.standalone.repeated_proof import (
+from retuned.standalone.proofs import live_proof
+from retuned.standalone.proofs.repeated_proof import (
     ATTRIBUTION,
     KEPT_PHASES,
     RepeatedProof,
     newest_state,
 )
+from retuned.standalone.records import committed, say
 
 
 def holds(ctx: Context, window: Stored, alarm: DriftReport) -> str:

@@ -39,9 +39,9 @@ from retuned.stages.watch import (
     predicted_gain,
     summarise,
 )
-from retuned.standalone import tuned_files
 from retuned.standalone.context import Context, RecordKind
 from retuned.standalone.records import UNDER_WAY, committed, say
+from retuned.standalone.tunables import tuned_files
 from retuned.store.envelopes import seal
 
 _WINDOWS = 3

@@ -34,9 +34,10 @@ from retuned.stages.gate import LiveProof, LiveProofMode
 from retuned.stages.proposal import Proposal
 from retuned.stages.swap import SwapKind, SwapOrder
 from retuned.stages.watch import proof
-from retuned.standalone import lessons, tuned_files
 from retuned.standalone.context import Context, RecordKind
+from retuned.standalone.proofs import lessons
 from retuned.standalone.records import UNDER_WAY, committed, say
+from retuned.standalone.tunables import tuned_files
 from retuned.store.approvals import Approvals
 from retuned.store.envelopes import seal
 

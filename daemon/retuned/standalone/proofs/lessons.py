@@ -15,9 +15,9 @@ from retuned.report.live_proof import sentence_of
 from retuned.stages.proposal import Lesson, Proposal
 from retuned.stages.swap import SwapOrder
 from retuned.stages.watch import proof
-from retuned.standalone import server_pace
 from retuned.standalone.context import Context, RecordKind
 from retuned.standalone.findings import findings
+from retuned.standalone.proofs import server_pace
 from retuned.store.lessons import HOLDS, LIFTED, keep, kept
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,8 @@
 
 A step of a server's file is a kernel of the catalog with the row as its incumbent. What a proposal
 writes is kept under its id; its order goes through `ChangeSwapper`. So do the tables of
-`retuned.standalone.tunables`. The server is asked what it picks before anything rests on it.
+`retuned.standalone.tunables.observation`. What the server picks is read before anything rests on
+it.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from retuned.stages.profile import ProfileSettings, WorkloadProfile, bucket_low
 from retuned.stages.proposal import Proposal, Refusal, RefusalReason
 from retuned.stages.swap import SwapOrder
 from retuned.stages.verdict import EvidenceFault
-from retuned.standalone import tunable_experiments, tunable_records
 from retuned.standalone.context import Context, KernelCatalog, RecordKind
 from retuned.standalone.records import in_force, proposal_in_force, say, under_way
+from retuned.standalone.tunables import experiments as tunable_experiments
+from retuned.standalone.tunables import records as tunable_records
 from retuned.store.artifact_folder import MANIFEST, sign_artifact
 from retuned.tuned_files.changes import Cost, change_of, choose, inside
 from retuned.tuned_files.launches import Launch, incumbent_of, read_launch, structure_of

@@ -21,7 +21,7 @@ from retuned.stages.proposal import Proposal
 from retuned.stages.swap import SwapOrder
 from retuned.stages.watch import proof
 from retuned.standalone.context import Context, RecordKind
-from retuned.standalone.live_proof import rule_of, sealed, unless_frozen
+from retuned.standalone.proofs.live_proof import rule_of, sealed, unless_frozen
 from retuned.standalone.records import committed, say
 
 log = logging.getLogger(__name__)

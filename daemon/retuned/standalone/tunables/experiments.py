@@ -22,7 +22,7 @@ from retuned.stages.profile import ProfileSettings
 from retuned.stages.proposal import Proposal, Refusal, rules_in, table_of
 from retuned.standalone.context import Context, RecordKind, Tunables
 from retuned.standalone.records import proposal_in_force
-from retuned.standalone.tunable_records import seen, server_side
+from retuned.standalone.tunables.records import seen, server_side
 from retuned.store.approvals import Approvals
 from retuned.tuned_files.records import TABLE, FileChange
 

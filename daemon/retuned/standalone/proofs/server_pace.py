@@ -23,7 +23,7 @@ from retuned.stages.proposal import Proposal, Refusal, RefusalReason, ServerKey
 from retuned.stages.watch import own_overhead, proof
 from retuned.standalone.context import Context, RecordKind
 from retuned.standalone.records import BEFORE_SWAP, UNDER_WAY, committed, proposals
-from retuned.standalone.tunable_records import environment_of
+from retuned.standalone.tunables.records import environment_of
 
 log = logging.getLogger(__name__)
 

@@ -17,15 +17,15 @@ from retuned.node.service_levels import levels_of
 from retuned.stages.swap import SwapOrder
 from retuned.stages.watch import proof
 from retuned.stages.watch.proof import SentinelPlan
-from retuned.standalone import live_proof
 from retuned.standalone.context import Context, RecordKind
-from retuned.standalone.records import committed
-from retuned.standalone.repeated_proof import (
+from retuned.standalone.proofs import live_proof
+from retuned.standalone.proofs.repeated_proof import (
     SENTINEL,
     RepeatedProof,
     day_state,
     newest_state,
 )
+from retuned.standalone.records import committed
 from retuned.telemetry.metric_types import Row
 
 log = logging.getLogger(__name__)

@@ -25,12 +25,12 @@ from retuned.stages.hypothesis import (
     believe_in_table,
     together,
 )
-from retuned.standalone import captured_inputs
 from retuned.standalone.context import Context, RecordKind
 from retuned.standalone.hypotheses import live_baseline, open_belief
 from retuned.standalone.records import under_way
-from retuned.standalone.tunable_experiments import place_of
-from retuned.standalone.tunable_records import TunableRecord, seen, server_side
+from retuned.standalone.tunables import captured_inputs
+from retuned.standalone.tunables.experiments import place_of
+from retuned.standalone.tunables.records import TunableRecord, seen, server_side
 from retuned.tuned_files.records import TABLE
 
 log = logging.getLogger(__name__)
