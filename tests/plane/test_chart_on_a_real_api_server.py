@@ -101,11 +101,6 @@ class Cluster:
                 raise
             self.helm(*command, "-f", str(VALUES))
 
-    def forget(self) -> None:
-        """Take our definitions away, as if there never had been a release."""
-        names = [kind.full_name for kind in KINDS]
-        self.kubectl("delete", "crd", "--ignore-not-found", *names)
-
     def kubectl(self, *arguments: str, given: str | None = None) -> str:
         return self.plane.kubectl(*arguments, kubeconfig=self.admin, given=given)
 
@@ -171,6 +166,17 @@ def test_every_object_of_every_example_is_taken(
     )  # fmt: skip
 
 
+def test_a_release_whose_policies_could_not_come_is_mended_by_the_same_command(
+    cluster: Cluster, request: pytest.FixtureRequest
+) -> None:
+    assert cluster.items("crd") == [], "this test is the first in its cluster"
+    nowhere = ("--set", "policies[0].name=production", "--set", "policies[0].namespace=nowhere")
+    with pytest.raises(AssertionError, match=r'namespaces "nowhere" not found'):
+        cluster.install(*nowhere)
+    mended: Cluster = request.getfixturevalue("installed")
+    assert mended.policies() == ["production"]
+
+
 def test_policies_come_with_the_first_release_and_through_every_change_of_it(
     installed: Cluster,
 ) -> None:
@@ -183,17 +189,6 @@ def test_policies_come_with_the_first_release_and_through_every_change_of_it(
     assert policy["metadata"]["generation"] == 1, "approvals name the generation"
     installed.helm("rollback", "retuned", "1")
     assert installed.policies() == ["production"]
-
-
-def test_a_release_whose_policies_could_not_come_is_mended_by_the_same_command(
-    cluster: Cluster, request: pytest.FixtureRequest
-) -> None:
-    cluster.forget()
-    nowhere = ("--set", "policies[0].name=production", "--set", "policies[0].namespace=nowhere")
-    with pytest.raises(AssertionError, match=r'namespaces "nowhere" not found'):
-        cluster.install(*nowhere)
-    mended: Cluster = request.getfixturevalue("installed")
-    assert mended.policies() == ["production"]
 
 
 @pytest.mark.parametrize("before", [[], ["upgrade"], ["rollback"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,12 +16,40 @@ from tests.servers.sources import running
 
 PACKAGE = "vllm.model_executor.layers.fused_moe"
 MODULE = f"{PACKAGE}.fused_moe"
+LAYERS = f"{PACKAGE}.experts.triton_moe"
 
 
 @contextmanager
 def fused_moe(folder: Path, tuned: Path | None = None) -> Iterator[ModuleType]:
     """Import the look-up's module of one version, on an H200; with a user's folder where given."""
-    names: dict[str, Mapping[str, Any]] = {
+    with running(folder, [MODULE], _names(tuned)) as modules:
+        yield modules[MODULE]
+
+
+@contextmanager
+def expert_layers(folder: Path) -> Iterator[ModuleType]:
+    """Import the module of Triton experts of one version with the look-up's.
+
+    Their base class, and vLLM's compiled operators that sort and add up, are stand-ins in Python.
+    """
+    names = _names(None)
+    names |= {
+        "vllm": {"_custom_ops": SimpleNamespace(moe_sum=_summed)},
+        f"{PACKAGE}.modular_kernel": {"FusedMoEExpertsModular": Experts},
+        f"{PACKAGE}.experts.lora_experts_mixin": {"LoRAExpertsMixin": WithoutAdapters},
+        f"{PACKAGE}.moe_align_block_size": {"moe_align_block_size": _sorted},
+    }
+    names[f"{PACKAGE}.utils"] = {
+        **names[f"{PACKAGE}.utils"],
+        "_resize_cache": lambda cache, shape: cache.flatten()[: math.prod(shape)].view(*shape),
+        "moe_kernel_quantize_input": lambda states, *_, **__: (states, None),
+    }
+    with running(folder, [MODULE, LAYERS], names) as modules:
+        yield modules[LAYERS]
+
+
+def _names(tuned: Path | None) -> dict[str, Mapping[str, Any]]:
+    return {
         "vllm.envs": {
             "VLLM_BATCH_INVARIANT": False,
             "VLLM_TUNED_CONFIG_FOLDER": tuned and str(tuned),
@@ -34,8 +63,93 @@ def fused_moe(folder: Path, tuned: Path | None = None) -> Iterator[ModuleType]:
             "warn_if_moe_use_td_ineffective": lambda *_, **__: None,
         },
     }
-    with running(folder, [MODULE], names) as modules:
-        yield modules[MODULE]
+
+
+class WithoutAdapters:
+    """In place of vLLM's methods for adapters: these add nothing."""
+
+    _lora_context: Any = None
+
+    def apply_w13_lora(self, *_: Any, **__: Any) -> tuple[None, ...]:
+        return (None,) * 4
+
+    def apply_w2_lora(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+class Experts:
+    """In place of vLLM's base class: what ``apply`` asks it for, without quantisation."""
+
+    def __init__(self, *_: Any) -> None:
+        self.quant_config = SimpleNamespace(
+            config_name=lambda dtype: None,
+            **dict.fromkeys(("use_fp8_w8a8", "use_int8_w8a8", "use_int8_w8a16"), False),
+            use_int4_w4a16=False,
+            **dict.fromkeys(("gemm1_clamp_limit", "gemm1_alpha", "gemm1_beta")),
+        )
+        self.activation_config = SimpleNamespace(clamp_limit=None)
+        self.per_act_token_quant = False
+        named = ("block_shape", "quant_dtype", "a1_scale", "w1_scale", "w2_scale")
+        vars(self).update(dict.fromkeys((*named, "w1_bias", "w2_bias", "post_gemm2_hook")))
+
+    def moe_problem_size(
+        self, states: torch.Tensor, w1: torch.Tensor, _: torch.Tensor, ids: torch.Tensor
+    ) -> tuple[int, ...]:
+        return len(w1), len(states), w1.shape[1], states.shape[1], ids.shape[1]
+
+    def adjust_N_for_activation(self, wide: int, activation: Any) -> int:
+        return wide // 2
+
+    def activation(self, _: Any, output: torch.Tensor, given: torch.Tensor, **__: Any) -> None:
+        gate, up = given.chunk(2, dim=-1)
+        output.copy_(torch.nn.functional.silu(gate) * up)
+
+    def _uses_post_gemm2_hook(self, tokens: int) -> bool:
+        return False
+
+
+def _summed(products: torch.Tensor, output: torch.Tensor, *_: Any) -> None:
+    torch.sum(products, dim=1, out=output)
+
+
+def _sorted(
+    routes: torch.Tensor, block: int, experts: int, *_: Any, **__: Any
+) -> tuple[torch.Tensor, ...]:
+    ids, blocks = aligned(routes, experts, block)
+    return ids, blocks, torch.tensor([len(ids)], dtype=torch.int32)
+
+
+def layer_call(tokens: int) -> dict[str, Any]:
+    """Return the arguments of a layer of four experts; its output lies in a workspace, as there."""
+    torch.manual_seed(0)
+    width, inner = 32, 32
+    workspace = torch.full((tokens * 2 * width,), float("nan"))
+    return {
+        "output": workspace[: tokens * width].view(tokens, width),
+        "hidden_states": torch.randn(tokens, width),
+        "w1": torch.randn(4, 2 * inner, width),
+        "w2": torch.randn(4, width, inner),
+        "topk_weights": torch.rand(tokens, 2),
+        "topk_ids": torch.stack([torch.randperm(4)[:2] for _ in range(tokens)]),
+        "activation": "silu",
+        "global_num_experts": -1,
+        "expert_map": None,
+        "a1q_scale": None,
+        "a2_scale": None,
+        "workspace13": workspace,
+        "workspace2": torch.full((tokens * 2 * 2 * inner,), float("nan")),
+        "expert_tokens_meta": None,
+        "apply_router_weight_on_input": False,
+    }
+
+
+def layer_output(call: Mapping[str, Any]) -> torch.Tensor:
+    """Return what a layer's output has to be."""
+    chosen = call["w1"][call["topk_ids"]]
+    gate, up = torch.einsum("tk,teik->tei", call["hidden_states"], chosen).chunk(2, dim=-1)
+    inner = torch.nn.functional.silu(gate) * up
+    products = torch.einsum("tei,teki->tek", inner, call["w2"][call["topk_ids"]])
+    return (products * call["topk_weights"][..., None]).sum(1)
 
 
 def asked(module: ModuleType, tokens: int, *, experts: int = 128) -> dict[str, int]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -392,25 +393,38 @@ class Aside:
         self.tripped.append(reason)
         self.stands = False
 
-    def launch(self) -> Output:
-        """Launch under the table; the kernel writes a multiple of its input."""
+    def launch(self, *, in_workspace: bool = False) -> Output:
+        """Launch under the table; the kernel writes a multiple of its input.
+
+        Parameters
+        ----------
+        in_workspace
+            Whether the output lies in a workspace that the launch writes before.
+        """
         at = self.table.due({"rows": 4})
         assert at is not None, "every launch is due"
         at.stratum.checks = max(1, at.stratum.checks)
         served, x = Output([0.0] * 4), Output([1.0, 2.0, 3.0, 4.0])
+        scratch = {"work": Output([0.0] * 4)} if in_workspace else {}
+        for each in scratch.values():
+            each.memory = served.memory
 
         def run(config: Mapping[str, Any] | None, outputs: Mapping[str, Any]) -> None:
             if config is None and self.incumbent_fails:
                 raise RuntimeError("the server's own kernel failed")
             out, gain = outputs.get("out", served), self.factor if config else 2.0
             source, target = x.memory, out.memory
+            spare = [outputs.get(name, own).memory for name, own in scratch.items()]
 
             def work() -> None:
+                for memory in spare:
+                    memory.data = [math.nan] * 4
                 target.data = [gain * value for value in source.data]
 
             self.device.run("table" if config else "incumbent", work, x, out)
 
-        self.table.launch(at, {"a": 1}, Sides({"out": served}, (), run))
+        sides = Sides({"out": served}, (), run, scratch=scratch)
+        self.table.launch(at, {"a": 1}, sides)
         return served
 
     def play(self) -> None:
@@ -455,6 +469,16 @@ def test_the_order_of_both_sides_is_random() -> None:
     sides = [each for each in world.device.order if each in ("table", "incumbent")]
     firsts = [sides[at] for at in range(0, len(sides), 2)]
     assert 8 < firsts.count("table") < 32
+
+
+def test_the_other_side_has_workspaces_of_its_own() -> None:
+    world = Aside()
+    for _ in range(10):  # in either order
+        served = world.launch(in_workspace=True)
+        world.play()
+        assert served.memory.data == [2.0, 4.0, 6.0, 8.0]
+    assert (world.counts["checks"], world.counts["worst_ratio"]) == (10, 0.0)
+    assert not world.keeper.held_bytes
 
 
 def test_a_result_for_a_table_that_was_replaced_is_ignored() -> None:

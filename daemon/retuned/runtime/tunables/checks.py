@@ -18,7 +18,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
@@ -84,15 +84,24 @@ class Sides:
         Its other tensors.
     run
         Launches with a configuration, None is the server's choice, and with the given tensors in
-        place of its outputs.
+        place of its outputs and workspaces.
     unfit
         Reason code of a launch that cannot be checked; empty if it can.
+    scratch
+        Workspaces, by argument: the launch writes them first, and nothing reads them afterwards.
+        They may share memory with the outputs.
     """
 
     outputs: Mapping[str, Tensor]
     others: tuple[Tensor, ...]
     run: Callable[[Config | None, Mapping[str, Tensor]], Any]
     unfit: str = ""
+    scratch: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def written(self) -> Mapping[str, Tensor]:
+        """What one side writes: the other side gets copies of it."""
+        return {**self.outputs, **self.scratch}
 
 
 def is_plain(value: object) -> bool:
@@ -191,6 +200,13 @@ class TableChecks(CheckQueue):
         self._noise.setdefault(bucket(key), NORM)
         return CheckSite(key=key, stratum=stratum, sampler=self._sampler)
 
+    def pass_over(self, axes: Axes, reason: str) -> None:
+        """Count a launch of which one side only can run; if a check was due, with the reason."""
+        at = self.due(axes)
+        if at is not None:
+            self._judge.stats.drop(reason)
+            self._ran(at.stratum)
+
     def launch(self, at: CheckSite, config: Config, sides: Sides) -> Any:  # noqa: ANN401
         """Launch and check; return what the server gets.
 
@@ -208,18 +224,18 @@ class TableChecks(CheckQueue):
 
     def _unfit(self, sides: Sides) -> str:
         """Return why a launch cannot be checked; empty if it can."""
-        outputs = tuple(sides.outputs.values())
+        outputs, written = tuple(sides.outputs.values()), tuple(sides.written.values())
         if sides.unfit:
             return sides.unfit
         # another kind of tensor may share memory with one that is not an argument, or have no copy
-        if not outputs or not all(map(self._plain, (*outputs, *sides.others))):
+        if not outputs or not all(map(self._plain, (*written, *sides.others))):
             return UNKNOWN
         if len(outputs) > MAX_OUTPUTS:
             return UNKNOWN
-        if not all(map(_is_dense, outputs)):
+        if not all(map(_is_dense, written)):
             return STRIDED
         among = any(_overlap(one, other) for one, other in combinations(outputs, 2))
-        beside = any(_overlap(one, other) for one in outputs for other in sides.others)
+        beside = any(_overlap(one, other) for one in written for other in sides.others)
         return ALIASED if among or beside else ""
 
     def _unchecked(self, at: CheckSite, config: Config, sides: Sides, *, reason: str) -> Any:  # noqa: ANN401
@@ -236,12 +252,12 @@ class TableChecks(CheckQueue):
         if captures_under_way():  # waiting for a device now would end the capture
             self._judge.stats.drop(CAPTURING)
             return sides.run(None, {})
-        kept = self._keeper.keep(tuple(sides.outputs.values()), constant=())
+        kept = self._keeper.keep(tuple(sides.written.values()), constant=())
         if kept is None:
             return self._without_room(at, config, sides)
         begin_s = time.perf_counter()
         try:
-            private = dict(zip(sides.outputs, kept.inputs, strict=True))
+            private = dict(zip(sides.written, kept.inputs, strict=True))
             sides.run(config, private)
             found = sides.run(None, {})
             self._judged(at, sides, kept)
@@ -253,7 +269,7 @@ class TableChecks(CheckQueue):
 
     def _without_room(self, at: CheckSite, config: Config, sides: Sides) -> Any:  # noqa: ANN401
         """Serve the server's choice until there is memory; not forever."""
-        size = bytes_of(tuple(sides.outputs.values()))
+        size = bytes_of(tuple(sides.written.values()))
         place = bucket(at.key)
         tries = self._unserved[place] = self._unserved.get(place, 0) + 1
         if size > self._keeper.budget_bytes or tries > _NO_ROOM_TRIES:
@@ -265,7 +281,7 @@ class TableChecks(CheckQueue):
     def _judged(self, at: CheckSite, sides: Sides, kept: InputCopies) -> None:
         served = tuple(sides.outputs.values())
         try:
-            comparison = compare_tensors(kept.inputs, served, self._tolerance)
+            comparison = compare_tensors(kept.inputs[: len(served)], served, self._tolerance)
         except (RuntimeError, TypeError) as error:  # a type that PyTorch cannot compare
             self.count_error(error)
             return
@@ -276,20 +292,22 @@ class TableChecks(CheckQueue):
 
     def _queued(self, device: ShadowDevice, at: CheckSite, config: Config, sides: Sides) -> Any:  # noqa: ANN401
         """Serve the table; queue the server's choice beside it, and the comparison."""
-        outputs = tuple(sides.outputs.values())
+        outputs, scratch = tuple(sides.outputs.values()), tuple(sides.scratch.values())
         begin_s = time.perf_counter()
-        check = self._take(device, CheckInputs(at, [], timed=True), 2 * bytes_of(outputs))
+        size = 2 * bytes_of(outputs) + bytes_of(scratch)
+        check = self._take(device, CheckInputs(at, [], timed=True), size)
         self._ran(at.stratum)
         if check is None:
             return sides.run(config, {})
         try:
             theirs = tuple(device.copy(each) for each in outputs)
+            spare = tuple(device.copy(each) for each in scratch)
         except (RuntimeError, MemoryError):  # the device is out of memory
             self._checks.drop(check)
             self._judge.stats.drop(NO_ROOM)
             return sides.run(config, {})
-        check.held += [theirs, outputs]
-        private = dict(zip(sides.outputs, theirs, strict=True))
+        check.held += [theirs, spare, outputs]
+        private = dict(zip(sides.written, (*theirs, *spare), strict=True))
         first = self._chance.random() < 0.5
         if first:
             self._incumbent(check, sides, private)

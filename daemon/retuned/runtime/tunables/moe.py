@@ -16,6 +16,8 @@ from typing import Any
 
 from retuned.runtime.schema import Refused
 from retuned.runtime.steps.launch_times import LaunchCell, LaunchSpan
+from retuned.runtime.tunables.checks import UNKNOWN
+from retuned.runtime.tunables.expert_layers import ExpertLayers
 from retuned.runtime.tunables.records import Config, Table, digest_of_text
 from retuned.runtime.tunables.state import (
     TIME_AT,
@@ -74,6 +76,7 @@ class MoeHook:
         self._known: dict[tuple[Any, ...], Tunable | None] = {}
         self._timer = _Timer()
         self._launches = _Launches()
+        self._layers = ExpertLayers(lambda: registry.failed("moe"))
         self.state = "vllm-missing"
 
     def install(self) -> str:
@@ -93,24 +96,27 @@ class MoeHook:
         return self.state
 
     def _hold(self) -> None:
-        """Replace the look-up in modules that have imported its name."""
+        """Replace the look-up in modules that have imported its name, and wrap the layers."""
         if self._stock is not None:
             self._holders = replace_everywhere(FUNCTION, self._stock, self._ours)
+            self._layers.hold()
 
     def resume(self) -> None:
         """Put the wrapper before the look-up again; see `core.own_overhead.Wrapper`."""
         if self._stock is None:
             return
         replace_among(self._holders, FUNCTION, self._stock, self._ours)
+        self._layers.hold()
         module = sys.modules.get(MODULE)
         kernel = getattr(module, KERNEL, None)
         if kernel is not None and not isinstance(kernel, _Kernel):
             setattr(module, KERNEL, _Kernel(kernel, self._launched))
 
     def suspend(self) -> None:
-        """Restore the look-up and the kernel for a while."""
+        """Restore the look-up, the layers and the kernel for a while."""
         if self._stock is None:
             return
+        self._layers.suspend()
         replace_among(self._holders, FUNCTION, self._ours, self._stock)
         module = sys.modules.get(MODULE)
         kernel = getattr(module, KERNEL, None)
@@ -123,11 +129,12 @@ class MoeHook:
         return found is not None and found is self._ours
 
     def uninstall(self) -> None:
-        """Restore the look-up and the kernel."""
+        """Restore the look-up, the layers and the kernel."""
         if self._stock is None:
             return
         self._hold()  # also modules that have taken the wrapper since
         self.suspend()
+        self._layers.uninstall()
         self._stock = self._ours = None
         self._holders.clear()
         self._known.clear()
@@ -168,6 +175,10 @@ class MoeHook:
             return None
         self._launches.expect(tunable)
         tokens = int(given["M"])
+        forced = self._layers.looked_up(tunable, tokens)
+        if forced is not None:  # counted by the check
+            self._timer.forget()
+            return forced.config
         axes = {"tokens": tokens}
         sized = tunable.sized(axes)
         config = tunable.choose(axes, sized)
@@ -176,6 +187,8 @@ class MoeHook:
         if config is None:
             sized.config = dict(row)
             sized.how, sized.detail = _resolved(given, w2, block)
+        elif tunable.checks is not None and not in_capture and not self._layers.inside:
+            tunable.checks.pass_over(axes, UNKNOWN)
         if tunable.wants_recipe(sized):
             tunable.record(sized, _recipe(tunable, tokens, row))
         if not in_capture:

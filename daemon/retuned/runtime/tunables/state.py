@@ -203,15 +203,20 @@ class Tunable:
         sized.launches += 1
         if len(sized.sizes) < _MAX_SIZES and capturing():
             sized.sizes.add(axes[self.axes[0]])
-        table = self.acting
-        config = table.choose(axes) if table is not None else None
-        if config is not None and any(rule.config is config for rule in self.cold):
-            config = None
-        if config is not None and any(config is each for each in self.failed):
-            config = None
+        config = self.row_of(axes)
         if config is not None:
             sized.matched += 1
             sized.config, sized.how = config, "table"
+        return config
+
+    def row_of(self, axes: Axes) -> Config | None:
+        """Return the configuration of the table for a launch; None for the server's."""
+        table = self.acting
+        config = table.choose(axes) if table is not None else None
+        if config is not None and any(rule.config is config for rule in self.cold):
+            return None
+        if config is not None and any(config is each for each in self.failed):
+            return None
         return config
 
     @property
