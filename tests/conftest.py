@@ -46,6 +46,20 @@ for _library in ("OMP", "OPENBLAS", "MKL"):
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+
+def _runs_programs(folder: Path) -> bool:
+    """Whether a file system in memory has room for the tests' files, and may run programs."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return False
+    return found.f_bavail * found.f_frsize >= 4 << 30 and not found.f_flag & os.ST_NOEXEC
+
+
+# The kill tests end processes, not the machine: no file of a test needs a disk.
+if _runs_programs(Path("/dev/shm")):
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
+
 if not (Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists()):
     # Triton reads this when it is imported: without a GPU its kernels run in Python, on CPU tensors
     os.environ.setdefault("TRITON_INTERPRET", "1")
