@@ -9,6 +9,7 @@ from threading import Thread
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
+from tests.expect import raises_naming
 
 from retuned.errors import TemporaryError, UsageError
 from retuned.node.service_levels import HttpServiceCounts, LevelWatch, served
@@ -127,7 +128,7 @@ def test_a_page_without_the_counts_is_not_met(page: Page, body: bytes) -> None:
 def test_a_page_that_does_not_come_is_not_met(page: Page) -> None:
     page.body, page.status = b"gone", 404
     counts = HttpServiceCounts(page.url)
-    with pytest.raises(TemporaryError, match="404"):
+    with raises_naming(TemporaryError, "404"):
         counts.read()
     assert not watch(page, [0.0], max_queue=1).met()
 

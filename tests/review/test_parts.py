@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.responses import PlainTextResponse
+from tests.expect import raises_naming
 from tests.review.conftest import NOON, SOURCE, solution
 
 from retuned.errors import Refused, TemporaryError, UsageError
@@ -147,7 +148,7 @@ def test_a_short_key_is_refused() -> None:
     "text", ["0.0.0.0:80", "10.0.0.1:80", "[::]:80", "chat:80", "127.0.0.1", "127.0.0.1:99999", ""]
 )
 def test_an_address_that_others_reach_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="review"):
+    with raises_naming(UsageError, "review"):
         place_of(text)
 
 

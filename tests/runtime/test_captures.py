@@ -15,6 +15,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.expect import raises_code  # noqa: E402
+
 from retuned.runtime import attach  # noqa: E402
 from retuned.runtime.captured.reservoir import MAX_KEYS, CaptureRule, Reservoir  # noqa: E402
 from retuned.runtime.schema import Refused, parse_spec  # noqa: E402
@@ -123,7 +125,7 @@ def test_a_swapped_slot_is_sampled_too(server: Server, build: Any) -> None:
     [1, {}, RULE | {"every": 0}, RULE | {"samples": True}, RULE | {"max_bytes": 2**40}],
 )
 def test_a_rule_without_sense_is_refused(server: Server, rule: Any) -> None:
-    with pytest.raises(Refused, match="bad-request"):
+    with raises_code(Refused, "bad-request"):
         server.ask("capture", rule=rule)
 
 
@@ -149,7 +151,7 @@ def test_a_server_may_forbid_it(
 ) -> None:
     monkeypatch.setenv("RETUNED_CAPTURE", "off")
     server = Server(linear_test_kit, layer)
-    with pytest.raises(Refused, match="capture-forbidden"):
+    with raises_code(Refused, "capture-forbidden"):
         server.ask("capture", rule=RULE)
     server.runtime.close()
 

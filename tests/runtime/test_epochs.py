@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.expect import raises_code
 
 from retuned.runtime.core.epochs import (
     MAX_HISTORY,
@@ -26,7 +27,7 @@ def test_no_daemon_is_let_in_after_one_that_came_later(terms: list[int]) -> None
     highest = 0
     for term in terms:
         if term < highest:
-            with pytest.raises(Refused, match="former-daemon"):
+            with raises_code(Refused, "former-daemon"):
                 fence.admit({"term": term})
         else:
             fence.admit({"term": term})
@@ -38,14 +39,14 @@ def test_where_a_term_was_told_a_daemon_without_one_is_a_former_one() -> None:
     fence = Fence()
     fence.admit({})
     fence.admit({"term": 3})
-    with pytest.raises(Refused, match="former-daemon"):
+    with raises_code(Refused, "former-daemon"):
         fence.admit({})
 
 
 @pytest.mark.parametrize("term", ["1", 1.0, True, -1, 2**60, None, [1]])
 def test_a_term_that_is_no_number_changes_nothing(term: Any) -> None:
     fence = Fence()
-    with pytest.raises(Refused, match="bad-request"):
+    with raises_code(Refused, "bad-request"):
         fence.admit({"term": term})
     assert fence.term == 0
 
@@ -59,7 +60,7 @@ def test_epochs_only_grow_and_a_repeated_order_is_remembered(told: list[tuple[in
         if ledger.done(id) is not None:
             continue
         if epoch <= before:
-            with pytest.raises(Refused, match="stale-epoch"):
+            with raises_code(Refused, "stale-epoch"):
                 ledger.check(epoch)
             continue
         ledger.check(epoch)
@@ -75,7 +76,7 @@ def test_only_the_newest_orders_are_remembered() -> None:
     assert ledger.done("o999") == 1
     assert ledger.done(f"o{1000 - MAX_HISTORY}") == 1
     assert ledger.done(f"o{999 - MAX_HISTORY}") is None
-    with pytest.raises(Refused, match="stale-epoch"):
+    with raises_code(Refused, "stale-epoch"):
         ledger.check(1)
 
 

@@ -20,6 +20,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.expect import raises_naming
 
 from retuned.runtime.core.orders import parse_order
 from retuned.runtime.core.slots import Slot
@@ -754,7 +755,7 @@ def test_captures_are_held_off_while_a_device_is_asked_and_none_may_be_under_way
     assert began
     gate.begin(graph)
     try:
-        with pytest.raises(Refused, match="captured"), shadow_device.quiet():
+        with raises_naming(Refused, "captured"), shadow_device.quiet():
             pass
     finally:
         gate.end(graph)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.expect import raises_naming
 
 from retuned.runtime.schema import Refused
 
@@ -121,10 +122,10 @@ def test_a_param_may_be_for_the_grid_alone() -> None:
 def test_a_tensor_that_is_not_aligned_is_refused() -> None:
     ready = kernel()
     x, y = torch.randn(121)[1:].view(3, 40), torch.randn(3, 40)
-    with pytest.raises(Refused, match="unaligned"):
+    with raises_naming(Refused, "unaligned"):
         ready.launch([x, y, torch.empty(3, 40)], [3, 40])
 
 
 def test_a_length_that_is_no_int32_is_refused() -> None:
-    with pytest.raises(Refused, match="2147483648"):
+    with raises_naming(Refused, "2147483648"):
         kernel().at([2**31, 40], device=torch.device("cpu"))

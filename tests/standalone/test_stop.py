@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.expect import raises_naming
 from tests.standalone.kill_processes import Process, below, survivors, working_in
 from tests.standalone.kill_world import KillWorld
 
@@ -82,7 +83,7 @@ def test_a_lab_that_was_stopped_begins_no_run(tmp_path: Path) -> None:
     builder = FakeBench(script={}, root=tmp_path)
     lab = LabProcess(tmp_path, cores=tuple, solution=lambda _: None, builder=builder)
     lab.stop()
-    with pytest.raises(TemporaryError, match="stopped"):
+    with raises_naming(TemporaryError, "stopped"):
         list(lab.run(plan(), known={}))
     assert builder.stopped
     assert working_in(tmp_path) == []

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.expect import raises_naming
 
 from retuned.contract import Guard
 from retuned.errors import CandidateError, HarnessError, TemporaryError
@@ -230,5 +231,5 @@ def test_a_policy_that_changes_ends_the_experiment_before_the_next_pause() -> No
 def test_a_refused_pause_ends_the_experiment_and_says_nothing_of_a_configuration() -> None:
     clock = Clock()
     clock.refuses = "no-safe-point"
-    with pytest.raises(HarnessError, match="no-safe-point"), pauses(clock)():
+    with raises_naming(HarnessError, "no-safe-point"), pauses(clock)():
         pass

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.expect import raises_code
 from tests.operators.agent_api.agent_world import OTHER, POD, TARGET, AgentWorld, an_order
 from tests.operators.agent_api.test_bounds import code, raw
 
@@ -113,7 +114,7 @@ def test_a_report_is_taken_as_it_was_sent(world: AgentWorld) -> None:
     world.client().post(POST)
     ((receipt, said),) = world.inbox.taken
     assert (receipt.pod.uid, said) == (POD.uid, POST)
-    with pytest.raises(Refused, match="not-your-pod"):
+    with raises_code(Refused, "not-your-pod"):
         world.client().post(POST.model_copy(update={"pod": OTHER}))
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.expect import raises_naming
 from tests.runtime.graphs.played import Played
 from tests.runtime.graphs.test_graph_following import Server, factor
 
@@ -65,7 +66,7 @@ def test_what_waits_for_a_device_waits_for_the_capture(
     graph.capture_begin()
     try:
         assert process.captures_under_way()
-        with pytest.raises(Refused, match="captured"), process.quiet():
+        with raises_naming(Refused, "captured"), process.quiet():
             raise AssertionError("a capture is under way")
     finally:
         graph.capture_end()

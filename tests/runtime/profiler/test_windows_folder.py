@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.expect import raises_code
 
 from retuned.runtime.profiler.folder import SUFFIX, FolderUnusable, check, plain_path, publish
 
@@ -30,7 +31,7 @@ def test_a_file_appears_whole_readable_by_all_and_its_kernels_are_counted(tmp_pa
 def test_what_is_too_large_leaves_nothing_behind(tmp_path: Path) -> None:
     plain = plain_path(tmp_path, "x")
     plain.write_bytes(KERNEL * 10)
-    with pytest.raises(FolderUnusable, match="too-large"):
+    with raises_code(FolderUnusable, "too-large"):
         publish(plain, tmp_path / "x", max_bytes=100)
     assert list(tmp_path.iterdir()) == []
 
@@ -40,7 +41,7 @@ def test_a_folder_that_holds_its_share_takes_no_more_until_somebody_has_read_it(
 ) -> None:
     (tmp_path / "read-me").write_bytes(bytes(2000))
     check(tmp_path, 2000)
-    with pytest.raises(FolderUnusable, match="folder-full"):
+    with raises_code(FolderUnusable, "folder-full"):
         check(tmp_path, 1999)
 
 
@@ -49,12 +50,12 @@ def test_a_disk_without_room_counts_as_full(
 ) -> None:
     full = os.statvfs_result((4096, 4096, 100, 1, 1, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: full)
-    with pytest.raises(FolderUnusable, match="folder-full"):
+    with raises_code(FolderUnusable, "folder-full"):
         check(tmp_path, 1 << 20)
 
 
 def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    with pytest.raises(FolderUnusable, match="folder-missing"):
+    with raises_code(FolderUnusable, "folder-missing"):
         check(tmp_path / "nowhere", 1000)
     assert list(tmp_path.iterdir()) == []
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.expect import raises_code
 
 from retuned.runtime.profiler.recorder import Recorder
 from retuned.runtime.schema import Refused
@@ -130,7 +131,7 @@ def test_a_window_begins_on_the_servers_device_waits_for_it_and_is_written(fake:
 def test_no_window_begins_under_a_capture(fake: FakeTorch) -> None:
     recorder = Recorder(fake.quiet, lambda: fake.graphs)
     fake.capturing = True
-    with pytest.raises(Refused, match="capturing"):
+    with raises_code(Refused, "capturing"):
         recorder.take(0.001, Path("x"))
     assert fake.calls == ["device 1"]
     assert recorder.turns.begin(), "the turn was given back"
@@ -154,7 +155,7 @@ def test_a_recording_that_was_cancelled_is_not_written_which_would_end_the_proce
     fake: FakeTorch,
 ) -> None:
     fake.cancelled = True
-    with pytest.raises(Refused, match="another-profiler"):
+    with raises_code(Refused, "another-profiler"):
         Recorder(fake.quiet, lambda: fake.graphs).take(0.001, Path("x"))
     assert fake.calls[-1] == "end"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.expect import raises_code
 from tests.runtime.tuned_files import fake_servers as fakes
 from tests.runtime.tuned_files.test_formats import GEMM, RESULTS
 
@@ -222,15 +223,15 @@ def test_a_server_that_picks_by_another_rule_is_refused_before_anything_is_writt
 
     data = (folder / NAME).read_bytes()
     module.try_get_optimal_moe_config = next_above
-    with pytest.raises(Refused, match="picks-differ"):
+    with raises_code(Refused, "picks-differ"):
         files().prepare(order(moe_change(data)))
     assert [each.name for each in folder.iterdir()] == [NAME]
 
 
 def test_an_order_for_another_file_than_is_there_is_refused(module: Any, folder: Path) -> None:
-    with pytest.raises(Refused, match="file-differs"):
+    with raises_code(Refused, "file-differs"):
         files().prepare(order(moe_change(b"something else")))
-    with pytest.raises(Refused, match="file-differs"):
+    with raises_code(Refused, "file-differs"):
         files().prepare(order(moe_change(None)))
 
 
@@ -239,7 +240,7 @@ def test_a_file_that_changes_between_the_phases_is_left_alone(module: Any, folde
     request = order(moe_change((folder / NAME).read_bytes()))
     tuned.prepare(request)
     (folder / NAME).write_text('{"1": {"BLOCK_SIZE_M": 16}}')
-    with pytest.raises(Refused, match="changed-by-others"):
+    with raises_code(Refused, "changed-by-others"):
         tuned.commit(request)
     assert (folder / NAME).read_text() == '{"1": {"BLOCK_SIZE_M": 16}}'
 
@@ -250,7 +251,7 @@ def test_a_way_back_over_somebody_elses_file_is_refused_and_said(module: Any, fo
     tuned.prepare(order(body))
     tuned.commit(order(body))
     (folder / NAME).write_text('{"1": {"BLOCK_SIZE_M": 16}}')
-    with pytest.raises(Refused, match="changed-by-others"):
+    with raises_code(Refused, "changed-by-others"):
         tuned.rollback(back(body))
 
 
@@ -321,10 +322,10 @@ def test_without_a_file_the_servers_own_defaults_are_pinned(folder: Path, module
     before = picks(module)
     told = [[1, 64, fakes.default(1)], [65, None, fakes.default(65)]]
     tuned = files()
-    with pytest.raises(Refused, match="default-unknown"):
+    with raises_code(Refused, "default-unknown"):
         tuned.prepare(order(moe_change(None)))
     wrong = [[1, 100, fakes.default(1)], [101, None, fakes.default(65)]]
-    with pytest.raises(Refused, match="picks-differ"):
+    with raises_code(Refused, "picks-differ"):
         tuned.prepare(order(moe_change(None, defaults=wrong)))
     body = moe_change(None, defaults=told)
     tuned.prepare(order(body))
@@ -338,7 +339,7 @@ def test_a_server_without_a_folder_of_its_own_is_told_how_to_get_one(
     tmp_path: Path, load: Load
 ) -> None:
     load(fakes.VLLM, fakes.vllm(None, tmp_path))
-    with pytest.raises(Refused, match=r"folder-not-set.*VLLM_TUNED_CONFIG_FOLDER"):
+    with raises_code(Refused, "folder-not-set", "VLLM_TUNED_CONFIG_FOLDER"):
         files().prepare(order(moe_change(None)))
 
 
@@ -346,36 +347,36 @@ def test_a_server_that_is_not_loaded_or_not_known_is_refused(
     module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = moe_change((folder / NAME).read_bytes())
-    with pytest.raises(Refused, match="server-not-here"):
+    with raises_code(Refused, "server-not-here"):
         files().prepare(order(body | {"format": "moe-sglang"}))
     del module.try_get_optimal_moe_config
-    with pytest.raises(Refused, match=r"server-unknown.*try_get_optimal_moe_config"):
+    with raises_code(Refused, "server-unknown", "try_get_optimal_moe_config"):
         files().prepare(order(body))
     module.try_get_optimal_moe_config = lambda *_: {}
     module.get_moe_configs = lambda *_: None
-    with pytest.raises(Refused, match=r"server-unknown.*cache_clear"):
+    with raises_code(Refused, "server-unknown", "cache_clear"):
         files().prepare(order(body))
 
 
 def test_a_name_of_a_file_that_leads_elsewhere_is_refused(module: Any, folder: Path) -> None:
     module.get_config_file_name = lambda *_: "../../etc/passwd"
-    with pytest.raises(Refused, match="server-unknown"):
+    with raises_code(Refused, "server-unknown"):
         files().prepare(order(moe_change(None)))
 
 
 def test_epochs_terms_and_the_switch_hold_as_for_kernels(module: Any, folder: Path) -> None:
     body = moe_change((folder / NAME).read_bytes())
     tuned = files()
-    with pytest.raises(Refused, match="not-prepared"):
+    with raises_code(Refused, "not-prepared"):
         tuned.commit(order(body))
     tuned.prepare(order(body, epoch=5) | {"term": 9})
     tuned.commit(order(body, epoch=5) | {"term": 9})
-    with pytest.raises(Refused, match="former-daemon"):
+    with raises_code(Refused, "former-daemon"):
         tuned.rollback(back(body, epoch=6, undoes="order-5") | {"term": 8})
-    with pytest.raises(Refused, match="stale-epoch"):
+    with raises_code(Refused, "stale-epoch"):
         tuned.rollback(back(body, epoch=4, undoes="order-5") | {"term": 9})
     off = TunedFiles(trust=Trust(), fence=Fence, graphs=dict)
-    with pytest.raises(Refused, match="tuned-off"):
+    with raises_code(Refused, "tuned-off"):
         off.prepare(order(body))
 
 
@@ -398,7 +399,7 @@ def test_an_unsigned_change_is_refused_where_signatures_are_needed_and_a_way_bac
     )
     signature = (tmp_path / "artifact" / SIGNATURE_FILE).read_text()
     tuned = files(trust=trust)
-    with pytest.raises(Refused, match="signature-missing"):
+    with raises_code(Refused, "signature-missing"):
         tuned.prepare(order(body))
     others: list[dict[str, Any]] = [
         {"definition": "gemm"},
@@ -406,7 +407,7 @@ def test_an_unsigned_change_is_refused_where_signatures_are_needed_and_a_way_bac
         {"change": text + " "},
     ]
     for fields in others:
-        with pytest.raises(Refused, match="signature-mismatch"):
+        with raises_code(Refused, "signature-mismatch"):
             tuned.prepare(order(body, **fields) | {"signature": signature})
     assert not tuned.prepare(order(body) | {"signature": signature})["already"]
     assert tuned.commit(order(body) | {"signature": signature})["engaged"]
@@ -439,7 +440,7 @@ def test_an_order_is_checked_field_by_field(
 def test_the_control_socket_knows_the_operations(module: Any, folder: Path) -> None:
     host = RuntimeHost("s", trust=Trust())
     body = moe_change((folder / NAME).read_bytes())
-    with pytest.raises(Refused, match="tuned-off"):
+    with raises_code(Refused, "tuned-off"):
         host.answer({"op": "tuned-prepare", **order(body)})
     host.tuned.turn_on()
     host.answer({"op": "tuned-prepare", **order(body)})
@@ -457,7 +458,7 @@ def test_a_commit_of_something_else_under_the_same_name_is_refused(
     tuned = files()
     tuned.prepare(order(body))
     other = body | {"rows": [{"M": 24, "config": {"BLOCK_SIZE_M": 512}}]}
-    with pytest.raises(Refused, match="not-prepared"):
+    with raises_code(Refused, "not-prepared"):
         tuned.commit(order(other))
 
 
@@ -519,7 +520,7 @@ def test_a_file_of_another_triton_is_the_beginning_of_this_ones(
     module = load(fakes.SGLANG, fakes.sglang(tmp_path, "3.9.0"))
     body = moe_change(old.read_bytes(), format="moe-sglang")
     tuned = files()
-    with pytest.raises(Refused, match=r"folder-not-set.*triton_3_9_0"):
+    with raises_code(Refused, "folder-not-set", "triton_3_9_0"):
         tuned.prepare(order(body))
     (tmp_path / "configs" / "triton_3_9_0").mkdir()
     tuned.prepare(order(body))
@@ -531,7 +532,7 @@ def test_a_file_of_another_triton_is_the_beginning_of_this_ones(
     up, (down, _) = ask((8, 512, 512), (8, 512, 256), 2, None, 24, **names)
     assert up == down == NEW
     down_lookup = {**LOOKUP, "down": True}
-    with pytest.raises(Refused, match="down-file-missing"):
+    with raises_code(Refused, "down-file-missing"):
         tuned.prepare(order(body | {"lookup": down_lookup}, epoch=3))
     assert tuned.rollback(back(body))["engaged"]
     assert old.read_text() == json.dumps(OLD)
@@ -579,7 +580,7 @@ def test_a_table_of_aiter_is_reloaded_through_all_its_caches(table: Path) -> Non
 
 def test_another_padding_than_the_servers_own_is_refused(table: Path) -> None:
     body = aiter_change(table.read_bytes(), rule="small-power-then-capped")
-    with pytest.raises(Refused, match=r"padding-unknown.*M=1"):
+    with raises_code(Refused, "padding-unknown", "M=1"):
         files().prepare(order(body))
 
 
@@ -589,7 +590,7 @@ def test_a_table_that_is_merged_from_several_is_refused(
     body = aiter_change(table.read_bytes())
     for named in (f"{table}:{table}2", ""):
         monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", named)
-        with pytest.raises(Refused, match="merged-table"):
+        with raises_code(Refused, "merged-table"):
             files().prepare(order(body))
 
 
@@ -648,16 +649,16 @@ def test_results_of_pytorch_are_cleared_and_read_again(tunable: fakes.Tunable) -
 
 def test_results_that_only_memory_has_are_not_lost(tunable: fakes.Tunable) -> None:
     tunable.rows["GemmTunableOp_float_NN", "nn_1_1_1"] = "G"
-    with pytest.raises(Refused, match=r"rows-in-memory-only.*nn_1_1_1"):
+    with raises_code(Refused, "rows-in-memory-only", "nn_1_1_1"):
         files().prepare(order(results_change()))
 
 
 def test_a_pytorch_that_tunes_or_does_not_look_is_refused(tunable: fakes.Tunable) -> None:
     tunable.tuning = True
-    with pytest.raises(Refused, match="tuning-on"):
+    with raises_code(Refused, "tuning-on"):
         files().prepare(order(results_change()))
     tunable.on = False
-    with pytest.raises(Refused, match="tunable-off"):
+    with raises_code(Refused, "tunable-off"):
         files().prepare(order(results_change()))
 
 
@@ -679,5 +680,5 @@ def test_the_installed_pytorch_has_what_is_asked_for_and_is_off_unless_switched_
     for name in ("get_results", "get_filename", "read_file", "tuning_is_enabled", "_clear_all"):
         assert callable(getattr(tunable, name)), name
     assert not tunable.is_enabled()
-    with pytest.raises(Refused, match="tunable-off"):
+    with raises_code(Refused, "tunable-off"):
         files().prepare(order(results_change()))
