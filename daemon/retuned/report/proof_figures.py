@@ -63,24 +63,34 @@ def reach_of(dots: Sequence[PairDot], *, least: float = 1.0) -> float:
     return max(least, 1.25 * reach)
 
 
-def proof_figures(state: ProofState) -> tuple[Figure, ...]:
-    """Return the pictures of a proof that has pairs; none of one that has not."""
+def proof_figures(state: ProofState, *, of: str = "") -> tuple[Figure, ...]:
+    """Return the pictures of a proof that has pairs; none of one that has not.
+
+    Parameters
+    ----------
+    of
+        The server, in front of the captions; empty for the only one.
+    """
     dots = dots_of(state)
     if not dots:
         return ()
     points = course(state)
-    found = [_pairs_figure(dots, points, state=state)]
+    found = [_pairs_figure(dots, points, state=state, of=of)]
     if len(points) > 1:
-        found.append(_evidence_figure(points, state=state))
-    account = account_figure(state.report.account) if state.report is not None else None
+        found.append(_evidence_figure(points, state=state, of=of))
+    account = account_figure(state.report.account, of=of) if state.report is not None else None
     return (*found, account) if account is not None else tuple(found)
+
+
+def _of(server: str) -> str:
+    return f"{server}: " if server else ""
 
 
 # --- pairs ----------------------------------------------------------------------------------------
 
 
 def _pairs_figure(
-    dots: Sequence[PairDot], points: Sequence[CoursePoint], *, state: ProofState
+    dots: Sequence[PairDot], points: Sequence[CoursePoint], *, state: ProofState, of: str
 ) -> Figure:
     reach = reach_of(dots)
     outside = sum(abs(dot.percent) > reach for dot in dots)
@@ -100,7 +110,8 @@ def _pairs_figure(
             desc=desc,
             width=width,
         ),
-        caption="Change of step time by pair: below 0 the swap is faster. Open circles left of the "
+        caption=_of(of)
+        + "Change of step time by pair: below 0 the swap is faster. Open circles left of the "
         "dashed line are sham pairs, without the swap. Shaded: the interval so far. Dotted: the "
         f"smallest effect that counts.{held}",
     )
@@ -162,7 +173,7 @@ def _band(points: Sequence[CoursePoint], x: Scale, *, y: Scale) -> str:
 # --- evidence -------------------------------------------------------------------------------------
 
 
-def _evidence_figure(points: Sequence[CoursePoint], *, state: ProofState) -> Figure:
+def _evidence_figure(points: Sequence[CoursePoint], *, state: ProofState, of: str) -> Figure:
     last, log_bound = points[-1], state.settings.log_bound
     short = len(state.of(PairKind.SHORT))
     long = f" From pair {short + 1} on blocks are long; they can only take a gain back."
@@ -175,7 +186,8 @@ def _evidence_figure(points: Sequence[CoursePoint], *, state: ProofState) -> Fig
             desc=f"After {last.pairs} pairs: {ends}; bound {bound}",
             width=width,
         ),
-        caption=f"Evidence (E-value) by pair, logarithmic. A verdict is proven at {bound}, the "
+        caption=_of(of)
+        + f"Evidence (E-value) by pair, logarithmic. A verdict is proven at {bound}, the "
         "dashed line. Solid: faster; long dashes: slower; dots: no effect that counts."
         f"{long if state.of(PairKind.LONG) else ''}",
     )
@@ -313,7 +325,7 @@ def account_figure(account: StepAccount, *, of: str = "") -> Figure | None:
     in_place = "; ".join(map(kernel_words, shown_kernels(account)))
     return figure(
         lambda width: account_plot(parts, desc=desc, width=width),
-        caption=(f"{of}: " if of else "")
+        caption=_of(of)
         + "Change per step with the swap, milliseconds; left of the line is less time. The "
         "step is what counts: what the GPU saves may go into the gap, where it waits for the host."
         + (f" The kernel within steps: {in_place}." if in_place else ""),

@@ -301,6 +301,8 @@ class ProposalDetails:
     """What a live proof will do by the policy in force, in sentences; empty where it is unknown."""
     live_proof: ProofState | None = None
     """Pairs with the swap on and off in live traffic; None where it was not proven."""
+    proofs: tuple[tuple[str, ProofState], ...] = ()
+    """In a cluster: pods that have proven it and whose signed pairs are kept, with these."""
     accounts: tuple[tuple[str, StepAccount], ...] = ()
     """In a cluster: pods that have proven it, each with where the time of its steps went."""
     roofs: Roofs | None = None

@@ -204,8 +204,8 @@ class ProposalView:
     running: tuple[tuple[str, str], ...]
     """What the servers show since the swap."""
     proof: tuple[Figure, ...]
-    """Pairs, evidence and account of its live proof, in a cluster the account of each pod; empty
-    without pairs."""
+    """Pairs, evidence and account of its live proof, in a cluster of each pod; empty without
+    pairs."""
     expired: bool
     """Whether nobody can decide any more because the time is over."""
 
@@ -357,7 +357,11 @@ def _live_proof(state: ProofState | None) -> Iterator[tuple[str, str]]:
 def _proof(case: ProposalDetails) -> Iterator[Figure]:
     if case.live_proof is not None:
         yield from proof_figures(case.live_proof)
-    pictures = (account_figure(account, of=pod) for pod, account in case.accounts)
+    for pod, state in case.proofs:
+        yield from proof_figures(state, of=pod)
+    shown = {pod for pod, state in case.proofs if state.report and state.report.account}
+    accounts = (each for each in case.accounts if each[0] not in shown)
+    pictures = (account_figure(account, of=pod) for pod, account in accounts)
     yield from (each for each in pictures if each is not None)
 
 

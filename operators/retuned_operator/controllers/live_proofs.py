@@ -21,10 +21,12 @@ from retuned.stages.watch.attribution import trial_settings
 from retuned.stages.watch.proof import (
     ProofReason,
     ProofReport,
+    ProofState,
     Verdict,
     day_settings,
     replay,
     replay_day,
+    replayed,
     settings_of,
 )
 from retuned_operator.agent_api.reports import PodReports, day_of, proof_of, trial_of
@@ -228,6 +230,27 @@ def _document(resource: SwapProposal, entry: LiveProofStatus, posted: PodProof) 
         "reported": posted.model_dump(mode="json"),
     }
     return json.dumps(body).encode()
+
+
+def proven(document: bytes) -> ProofState:
+    """Return the proof that the kept pairs of a verdict lead to.
+
+    Parameters
+    ----------
+    document
+        Of `Ledger.keep_proof`; its signature is verified.
+
+    Raises
+    ------
+    ValueError
+        If it is of another version, or its pairs contradict it.
+    """
+    body = json.loads(document)
+    rule = LiveProofStatus.model_validate(body["judged"]).rule
+    claim = PodProof.model_validate(body["reported"]).claim
+    if claim is None:
+        raise ValueError("it has no pairs")
+    return replayed(claim, settings_of(rule))
 
 
 def _posted(said: PodReports | None, resource: SwapProposal) -> PodProof | None:

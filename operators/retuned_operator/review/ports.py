@@ -32,6 +32,16 @@ class ReviewStore(Protocol):
         """Return evidence, verified."""
         ...
 
+    def proof(self, digest: Digest) -> bytes | None:
+        """Return the pairs of a live proof; None if they are gone or not believed.
+
+        Raises
+        ------
+        TemporaryError
+            If they cannot be read now.
+        """
+        ...
+
     def solution(self, digest: Digest) -> Solution | None:
         """Return a variant; None where its source is not kept."""
         ...

@@ -5,6 +5,7 @@ From custom resources to what the pages show. Pure.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -33,9 +34,11 @@ from retuned.review.records import (
 from retuned.stages.gate import DecisionKind
 from retuned.stages.gate.description import live_proof_words
 from retuned.stages.watch import Account
+from retuned.stages.watch.proof import ProofState
 from retuned_operator.controllers import objects
 from retuned_operator.controllers.accelerators import gpus_of_all
 from retuned_operator.controllers.cluster_view import server_pods
+from retuned_operator.controllers.live_proofs import proven
 from retuned_operator.controllers.ports import BY_PHASE, BY_PROPOSAL, Caches
 from retuned_operator.kube.resources import (
     DECISIONS,
@@ -51,6 +54,8 @@ from retuned_operator.review.access import AccessReview
 from retuned_operator.review.decisions import PendingDecisions
 from retuned_operator.review.ports import ReviewStore
 from retuned_operator.schema import PolicyObject, SwapDecision, SwapProposal, TuningTarget, read
+
+log = logging.getLogger(__name__)
 
 _SWAPS = frozenset(
     {
@@ -215,6 +220,8 @@ def _commands(found: SwapProposal) -> Iterator[str]:
 KEEP_S = 5.0
 """Seconds that the order of ended proposals is kept; each that is shown is read anew."""
 _RETRY_S = 5.0
+_PROOFS = 2
+"""Most pods of a proposal whose pairs are shown, the newest."""
 _ACCOUNTS = 4
 """Most pods of a proposal whose account is shown, the newest."""
 _DRIFTS = 2_000
@@ -339,6 +346,7 @@ class ClusterReview:
             or (self._shelf.incumbent(spec.kernel, target) if target else None),
             roofs=self._shelf.roofs(spec.kernel, shapes, arch),
             beside=self._beside(found),
+            proofs=tuple(self._proofs(found)),
         )
 
     def swaps(self, viewer: Person, part: Slice) -> ResultPage[Line]:
@@ -419,6 +427,18 @@ class ClusterReview:
             return read(PolicyObject, body) if body is not None else None
         except UnreadableInput:
             return None
+
+    def _proofs(self, found: SwapProposal) -> Iterator[tuple[str, ProofState]]:
+        """Yield the newest proofs whose signed pairs are kept, oldest first."""
+        kept = [(p.name, p.evidence) for p in found.status.live_proofs if p.evidence is not None]
+        for name, digest in kept[-_PROOFS:]:
+            document = self._shelf.proof(digest)
+            if document is None:
+                continue
+            try:
+                yield name, proven(document)
+            except ValueError as error:  # such as one of another version
+                log.warning("the pairs of %s are not shown: %s", name, error)
 
     def _beside(self, found: SwapProposal) -> str:
         """Return what its experiment says of the devices; a win that was proposed says no more."""

@@ -25,7 +25,7 @@ from retuned.errors import CandidateError, TemporaryError, UnreadableInput
 from retuned.experiment.messages import FindingRecord
 from retuned.experiment.pod_task import COMPILE_GATES
 from retuned.lab.evidence_check import wrong_with
-from retuned.ports import Finding, Spans, Store
+from retuned.ports import Finding, Spans, Store, Verifier
 from retuned.stages.hypothesis import Hypothesis
 from retuned.stages.proposal import Lesson, Proposal, TableText, is_tunable, verified
 from retuned.stages.verdict import (
@@ -363,17 +363,7 @@ class StoreLedger:
 
     def proof(self, digest: Digest) -> bytes | None:
         """Return a document of `keep_proof`; see `Ledger.proof`."""
-        try:
-            found = payload_of(self._store.get_blob(digest), verifier=self._notary)
-        except UnreadableInput as error:
-            if error.code in _PASSING:
-                raise TemporaryError(str(error), delay_s=_RETRY_S) from error
-            log.error("%s cannot be read: %s", digest, error)
-            return None
-        if isinstance(found, Doubt):
-            log.error("%s is not believed: %s", digest, found.detail)
-            return None
-        return found
+        return read_proof(self._store, self._notary, digest)
 
     def keep_lesson(self, lesson: Lesson, *, id: str, target: str) -> None:
         """Sign and keep a lesson; see `Ledger.keep_lesson`."""
@@ -512,3 +502,24 @@ class StoreLedger:
         body = solution.model_dump(mode="json")
         self._store.add(SOLUTION, solution.digest, body, phase="final")
         return True
+
+
+def read_proof(store: Store, verifier: Verifier, digest: Digest) -> bytes | None:
+    """Return a document of `StoreLedger.keep_proof`; see `Ledger.proof`.
+
+    Raises
+    ------
+    TemporaryError
+        If it cannot be read now.
+    """
+    try:
+        found = payload_of(store.get_blob(digest), verifier=verifier)
+    except UnreadableInput as error:
+        if error.code in _PASSING:
+            raise TemporaryError(str(error), delay_s=_RETRY_S) from error
+        log.error("%s cannot be read: %s", digest, error)
+        return None
+    if isinstance(found, Doubt):
+        log.error("%s is not believed: %s", digest, found.detail)
+        return None
+    return found

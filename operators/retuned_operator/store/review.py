@@ -20,6 +20,7 @@ from retuned_operator.controllers.accelerators import beside_of
 from retuned_operator.controllers.ports import Kernels
 from retuned_operator.review.ports import ReviewEvidence
 from retuned_operator.schema import TuningTarget
+from retuned_operator.store.experiments import read_proof
 from retuned_operator.store.reports import DRIFT, PROFILE, SOLUTION
 from retuned_operator.store.tables import shown_table
 
@@ -60,6 +61,10 @@ class StoredReviews:
         """Return evidence, verified."""
         found = read(self._store, self._verifier, digest)
         return ReviewEvidence(document=found.document, doubt=found.doubt)
+
+    def proof(self, digest: Digest) -> bytes | None:
+        """Return the pairs of a live proof; see `ReviewStore.proof`."""
+        return read_proof(self._store, self._verifier, digest)
 
     def solution(self, digest: Digest) -> Solution | None:
         """Return a variant, of a table all of its rules; None where its source is not kept."""

@@ -71,6 +71,7 @@ class Page:
     store: MemoryStore
     app: Any
     clock: FakeClock
+    notary: FakeNotary
     client: tuple[str, int] = ("10.0.3.7", 40_000)
     cookies: dict[str, httpx.Cookies] = field(default_factory=dict)
 
@@ -152,7 +153,8 @@ def page(cluster: Cluster, tmp_path: Path) -> Page:
         }
     )
     store, clock = MemoryStore(), FakeClock(datetime.now(UTC))
-    shelf = StoredReviews(store, FakeNotary(), kernels=CatalogKernels())
+    notary = FakeNotary()
+    shelf = StoredReviews(store, notary, kernels=CatalogKernels())
     app = review_app(
         settings,
         cluster.fake.api("operator"),
@@ -161,4 +163,4 @@ def page(cluster: Cluster, tmp_path: Path) -> Page:
         clock=clock,
         gpu_resources={"amd.com/gpu"},
     )
-    return Page(cluster=cluster, store=store, app=app, clock=clock)
+    return Page(cluster=cluster, store=store, app=app, clock=clock, notary=notary)

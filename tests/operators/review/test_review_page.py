@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import errno
 import html
+import json
 import os
 import re
 from datetime import timedelta
@@ -12,15 +13,19 @@ from pathlib import Path
 
 import pytest
 from tests.expect import raises_code, raises_naming
+from tests.operators.controllers.test_live_proofs import able, begun, reports
+from tests.operators.controllers.test_swaps import reached
 from tests.operators.kubectl.conftest import Cluster
 from tests.operators.review.conftest import HOST, SECRET, Page, proxied
 
+from retuned.api.proposal import ProposalPhase
 from retuned.errors import UnreadableInput, UsageError
 from retuned.report.proof_figures import kernel_words
 from retuned.stages.drift import DriftAction, DriftReport
 from retuned.stages.profile import Signature, SignatureStat, WorkloadProfile
 from retuned.stages.trace import ShapeSource
 from retuned.stages.watch.proof import KernelTime
+from retuned.store.envelopes import seal
 from retuned_operator.kube.resources import DECISIONS, PODS, PROPOSALS, Obj
 from retuned_operator.manifests.roles import speaking_rules
 from retuned_operator.review.proxy_auth import Proxy
@@ -292,6 +297,45 @@ def test_a_proposal_shows_the_kernel_in_place_of_its_newest_pods(page: Page) -> 
     assert "chat-2: Change per step" in shown
     assert "chat-5: Change per step" in shown
     assert "chat-1: Change per step" not in shown
+
+
+@pytest.fixture(scope="module")
+def document() -> bytes:
+    """Return the pairs of a gain of 3 %, as the operator of a cluster keeps them."""
+    proven = begun()
+    able(proven, reports(-0.03))
+    reached(proven, ProposalPhase.PROMOTED)
+    return proven.ledger.proofs[0]
+
+
+def shown_with(page: Page, *evidence: str) -> str:
+    asked = {"epoch": 2, "wave": 0, "swapped": 1, "since": "2026-03-02T12:00:00Z", "rule": {}}
+    proofs = [
+        {"name": f"chat-{n}", "uid": f"u{n}"} | asked | {"verdict": "helps", "evidence": digest}
+        for n, digest in enumerate(evidence)
+    ]
+    page.cluster.proposal(page.cluster.policy(), phase="Promoting", status={"liveProofs": proofs})
+    return html.unescape(page.get(f"/proposals/{NAME}").text)
+
+
+def test_a_proposal_shows_the_pairs_of_its_newest_pods(page: Page, document: bytes) -> None:
+    digest = page.store.put_blob(seal(document, notary=page.notary))
+    shown = shown_with(page, digest, digest, digest)
+    for n, count in ((0, 0), (1, 1), (2, 1)):
+        assert shown.count(f"chat-{n}: Change of step time by pair") == count
+        assert shown.count(f"chat-{n}: Evidence (E-value) by pair") == count
+    pairs = json.loads(document)["reported"]["claim"]["pairs"]
+    sham = sum(each["kind"] == "sham" and each["void"] is None for each in pairs)
+    assert f"{sham} sham pairs, " in shown
+
+
+def test_pairs_that_are_not_believed_are_not_shown(page: Page, document: bytes) -> None:
+    changed = json.loads(document)
+    changed["reported"]["claim"]["verdict"] = "harms"
+    contradicts = page.store.put_blob(seal(json.dumps(changed).encode(), notary=page.notary))
+    unsigned = page.store.put_blob(document)
+    shown = shown_with(page, contradicts, unsigned)
+    assert "Live proof" not in shown
 
 
 def test_the_history_of_a_proposal_has_its_canary_replicas(page: Page) -> None:

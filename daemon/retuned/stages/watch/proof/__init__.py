@@ -69,7 +69,7 @@ from retuned.stages.watch.proof.records import (
     percent_of,
     settings_of,
 )
-from retuned.stages.watch.proof.replay import replay, replay_day
+from retuned.stages.watch.proof.replay import replay, replay_day, replayed
 from retuned.stages.watch.proof.replicas import (
     BootsAbandoned,
     BootsMeasured,
@@ -192,6 +192,7 @@ __all__ = [
     "predict",
     "replay",
     "replay_day",
+    "replayed",
     "settings_of",
     "settle_account",
     "spread_of",

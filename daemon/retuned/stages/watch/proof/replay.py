@@ -60,6 +60,17 @@ def replay(claim: ProofClaim, settings: ProofSettings) -> ProofReport:
     ValueError
         If the claim does not follow from its pairs, with what contradicts it.
     """
+    return _report_of(replayed(claim, settings))
+
+
+def replayed(claim: ProofClaim, settings: ProofSettings) -> ProofState:
+    """Return the finished proof that follows from a node's pairs; see `replay`.
+
+    Raises
+    ------
+    ValueError
+        As `replay`.
+    """
     _check(claim, settings)
     return _of_pairs(_pilot_of(claim, settings), claim)
 
@@ -87,25 +98,30 @@ def replay_day(claim: ProofClaim, settings: ProofSettings) -> ProofReport:
     if count < settings.least_pilot_pairs:
         raise ValueError(f"it has {count} sham pairs")
     update = {"phase": Phase.SENTINEL, "pilot_ended_s": 0.0}
-    return _of_pairs(state.model_copy(update=update), claim)
+    return _report_of(_of_pairs(state.model_copy(update=update), claim))
 
 
-def _of_pairs(state: ProofState, claim: ProofClaim) -> ProofReport:
-    """Return the report after the pairs of a claim that are not sham."""
+def _report_of(state: ProofState) -> ProofReport:
+    assert state.report is not None, "a proof that is done has one"
+    return state.report
+
+
+def _of_pairs(state: ProofState, claim: ProofClaim) -> ProofState:
+    """Return the finished state after the pairs of a claim that are not sham."""
     for pair in (each for each in claim.pairs if not each.sham):
         if state.done:
             raise ValueError(f"pair {pair.number} comes after a verdict")
         state = _replayed(state, pair)
     if not state.done:
         state = _ended_otherwise(state, claim)
-    report = state.report
-    assert report is not None, "a proof that is done has one"
+    report = _report_of(state)
     if (report.verdict, report.reason) != (claim.verdict, claim.reason):
         raise ValueError(
             f"its pairs lead to {report.verdict} ({report.reason}), not to {claim.verdict} "
             f"({claim.reason})"
         )
-    return report.model_copy(update={"seconds": claim.seconds})
+    report = report.model_copy(update={"seconds": claim.seconds})
+    return state.model_copy(update={"report": report})
 
 
 def _check(claim: ProofClaim, settings: ProofSettings) -> None:
