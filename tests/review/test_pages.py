@@ -200,7 +200,7 @@ def test_who_is_not_known_sees_nothing(site: Site9476) -> None:
 def test_an_address_of_nothing_is_answered_in_words(site: Site9476) -> None:
     answer = site.browser("ada").get("/proposals/" + "0" * 64)
     assert answer.status_code == 404
-    assert "There is no such proposal" in answer.text
+    assert "This proposal does not exist" in answer.text
 
 
 def test_an_expired_proposal_says_so_and_offers_no_approval(site: Site9476) -> None:

@@ -38,7 +38,7 @@ from retuned.traces.rocprof_command import SCRATCH, Periods, Table, line, rocpro
 class DuplicateFiles:
     """Remembers files and finds the earlier one with the same content.
 
-    Content is read only where two files are of one size; pipes and devices are nobody's twin.
+    Content is read only where two files have one size. Pipes and devices are never duplicates.
     """
 
     def __init__(self) -> None:
@@ -345,7 +345,7 @@ def command(
 ) -> None:
     """Print the command that starts a server under rocprofv3, recorded in short periods.
 
-    Nothing is run. For servers on AMD GPUs whose runtime takes no profiler windows of its own. The
+    It runs nothing. It is for servers on AMD GPUs whose own runtime takes no profiler windows. The
     traces come when the server ends: rocprofv3 writes none before. Needs ROCm 6.4 or newer.
     """
     periods = Periods(every_s=every, length_s=length, for_s=hours * 3600.0)

@@ -206,7 +206,7 @@ def _debuggers(probe: Probe) -> Fact:
         "0": "off: processes of one user read each other",
         "1": "only descendants are read",
         "2": "only by administrators",
-        "3": "by nobody",
+        "3": "not allowed to any process",
     }
     advice = (
         "servers that run variants as your user can be read by your other processes; an "

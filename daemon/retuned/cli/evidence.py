@@ -61,7 +61,7 @@ def _rows(document: EvidenceDocument) -> Iterator[tuple[str, str]]:
     yield "incumbent", document.incumbent
     made = f" from {', '.join(freeze.parents)}" if freeze.parents else ""
     asked = f", prompt {freeze.prompt}" if freeze.prompt else ""
-    origin = f"class {freeze.trust}, {freeze.structure}, by {freeze.author or 'nobody named'}"
+    origin = f"class {freeze.trust}, {freeze.structure}, by {freeze.author or 'an unnamed author'}"
     yield "frozen", f"{freeze.frozen_at.isoformat(timespec='seconds')}, {origin}{made}{asked}"
     yield "tried", f"{document.tried} candidates of experiment {document.plan} so far"
     for check in document.evidence.checks:
@@ -184,16 +184,16 @@ def verify(
 
     Bounds are computed again from the raw pairs, and judged again by this version's judge.
     """
-    stranger = _public(key) if key is not None else None
+    given = _public(key) if key is not None else None
     if Path(what).is_file():
         data, name = _file(Path(what)), safe(what)
         settings = load_settings(config, {"state_dir": state_dir})
-        document, doubt = unseal(data, verifier=stranger or Ed25519Notary(settings.keys))
+        document, doubt = unseal(data, verifier=given or Ed25519Notary(settings.keys))
         found, signer = Read(document=document, doubt=doubt), signed_by(data)
     else:
         with desk(config, state_dir) as at:
             name = _find(at.store, what)
-            found, signer = _opened(at, name, verifier=stranger)
+            found, signer = _opened(at, name, verifier=given)
     doubt = found.doubt
     if doubt is None and found.document is not None:
         doubt = contradiction_in(found.document) or _recomputed(found.document)
@@ -217,7 +217,7 @@ def save(
     config: ConfigOption = None,
     state_dir: StateOption = None,
 ) -> None:
-    """Write evidence with its signature to a file, for whoever wants to verify it elsewhere."""
+    """Write evidence with its signature to a file, so that others can verify it elsewhere."""
     with desk(config, state_dir) as at:
         data = at.store.get_blob(_find(at.store, what))
     try:
@@ -230,7 +230,7 @@ def save(
 
 @app.command()
 def key(config: ConfigOption = None, state_dir: StateOption = None, json: JsonFlag = False) -> None:
-    """Print the public key that evidence is signed with now; one is made where there is none."""
+    """Print the public key that evidence is signed with now; make a key where none exists."""
     settings = load_settings(config, {"state_dir": state_dir})
     _print_key(Ed25519Notary(settings.keys), json=json)
 
@@ -239,31 +239,31 @@ def key(config: ConfigOption = None, state_dir: StateOption = None, json: JsonFl
 def rotate(
     revoke: Annotated[
         str,
-        typer.Option(help="Believe this key no more: its id, or `current` for the one before."),
+        typer.Option(help="Stop trusting this key: its id, or `current` for the one before."),
     ] = "",
     reason: Annotated[str, typer.Option(help="Why it is revoked, for the record.")] = "",
     trust_until: Annotated[
         datetime | None,
         typer.Option(
             formats=["%Y-%m-%dT%H:%M:%S%z"],
-            help="Believe still what it signed until then, such as 2026-11-21T10:00:00+0000. "
-            "Whoever has the key can sign any time into a document; without this nothing is "
-            "believed.",
+            help="Still trust what it signed until then, such as 2026-11-21T10:00:00+0000. "
+            "Anyone who has the key can sign any time into a document; without this option "
+            "nothing that it signed is trusted.",
         ),
     ] = None,
     config: ConfigOption = None,
     state_dir: StateOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Sign with a new key from now on; what was signed before is verified still, if not revoked.
+    """Sign with a new key from now on. Older signatures stay valid unless their key is revoked.
 
-    Evidence of a revoked key carries no swap and is measured anew; what runs already goes on.
+    Evidence of a revoked key permits no swap and is measured again; swaps that run already go on.
     """
     now = datetime.now(UTC)
     if trust_until is not None and trust_until > now:
         raise UsageError(
-            f"--trust-until {trust_until.isoformat()} is in the future: whoever has the key would "
-            "be believed until then; name a time before it can have been read"
+            f"--trust-until {trust_until.isoformat()} is in the future: anyone who has the key "
+            "would be trusted until then; name a time before the key can have been read"
         )
     if not revoke and (reason or trust_until is not None):
         raise UsageError("--reason and --trust-until are about --revoke; say which key")

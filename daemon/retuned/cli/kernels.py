@@ -40,8 +40,7 @@ _MOST_POINTS = 5
 def believed(config: Path | None, name: str) -> list[dict[str, Any]]:
     """Return one entry per language in which kernels of the operator were tried here.
 
-    Empty where there is no state, or nothing of it can be read: what a kernel is can be said
-    without.
+    Empty where no state exists or it cannot be read: the rest of the description does not need it.
     """
     folder = load_settings(config).state_dir
     if not (folder / DATABASE).is_file():

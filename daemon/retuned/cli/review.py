@@ -1,9 +1,9 @@
-"""What people see and say: proposals, show, history; approve, reject, abort, rollback.
+"""The commands of reviewers: proposals, show, history; approve, reject, abort, rollback.
 
-Works beside a running daemon or without one. A decision is a record of its own, written once and
-bound to the artifact that was shown; the daemon acts on it. Rollback and abort ask nobody.
+They work beside a running daemon or without one. A decision is a separate record, written once and
+bound to the artifact that was shown; the daemon acts on it. Rollback and abort need no approval.
 
-What people asked the daemon for, told in a terminal: rollbacks and aborts, once each.
+The module also prints requests for rollbacks and aborts in a terminal, once each.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class StateSession:
     """When."""
 
     def voice(self) -> Actor:
-        """Return who gives the command, as somebody who speaks."""
+        """Return the user who gives the command, as an actor who can decide."""
         return Actor(
             store=self.store,
             approvals=self.approvals,

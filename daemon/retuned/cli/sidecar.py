@@ -21,11 +21,11 @@ from retuned.text import say_error
 log = logging.getLogger(__name__)
 
 _MALLOC = {-8: 1, -3: 1 << 16, -1: 1 << 16}
-"""``M_ARENA_MAX``, ``M_MMAP_THRESHOLD``, ``M_TRIM_THRESHOLD`` of glibc: all threads share one heap,
-for with one each what one freed stays with it; and what is freed at its end goes back at once,
-where glibc would keep more after each large block that it has seen."""
+"""``M_ARENA_MAX``, ``M_MMAP_THRESHOLD``, ``M_TRIM_THRESHOLD`` of glibc. All threads share one heap,
+because memory that a thread frees stays in the heap of that thread. Memory freed at the end of the
+heap returns to the system immediately; glibc would keep more after each large block."""
 _LEAST_STEER_S = 0.5
-"""A look at the server costs it a little; a way back waits for at most this."""
+"""Each poll costs the server a little time; a rollback waits for at most this."""
 
 
 CONFIG_HELP = "YAML or TOML file with settings."

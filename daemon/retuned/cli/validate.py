@@ -73,7 +73,7 @@ class Header(Record):
     grid: tuple[str, ...] = ()
     """Programs per dimension of a Triton launch, such as ``cdiv(M, BLOCK_M)``."""
     steps: tuple[Step, ...] = ()
-    """Launches of a Triton variant that needs several; then there is no `entry` and no `grid`."""
+    """Launches of a Triton variant that needs several; then it has neither `entry` nor `grid`."""
     scratch: tuple[Scratch, ...] = ()
     """Memory that the steps share."""
     shapes: tuple[dict[Name, Dim], ...] = ()
@@ -178,7 +178,7 @@ def read_candidate(
     UnreadableInput
         If the file is absent, too long, not text, or not a candidate.
     UsageError
-        If nobody says what it computes.
+        If neither `definition` nor the file's header names a definition.
     """
     text = read_text(path, max_bytes=_MAX_BYTES)
     if path.suffix == ".json":

@@ -1,4 +1,4 @@
-"""The demo's client: ``python -m retuned.demo.client --url URL``. A process of its own.
+"""The demo's client: ``python -m retuned.demo.client --url URL``. It is a separate process.
 
 It prints one JSON line when it starts and one for each line on its stdin, in order::
 

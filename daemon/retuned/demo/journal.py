@@ -168,7 +168,7 @@ class Journal:
         ]
 
     def reverted(self, slot: str, *, active: str | None) -> bool:
-        """Whether the way back is where a slot stands: the original, or the artifact before.
+        """Whether a slot is rolled back: it runs the original, or the artifact before.
 
         Parameters
         ----------

@@ -61,11 +61,11 @@ ROOF_REASONS: Mapping[str, str] = {
     "impossibly-fast": "the measured time is below what physics allows: the time, the key or the "
     "card is wrong",
 }
-"""Codes why there is no distance to the roof, each with its meaning."""
+"""Codes why the distance to the roof is unknown, each with its meaning."""
 
 
 class SurveyedKey(Record):
-    """One combination of axes that traffic asked for."""
+    """One combination of axes that occurred in traffic."""
 
     axes: dict[str, int] = Field(default_factory=dict)
     """Values of the axes, bucket ends; empty where a trace gives shapes only."""

@@ -50,7 +50,7 @@ class Authenticator(Protocol):
 
 
 class ReviewSource(Protocol):
-    """Facts, as far as somebody may see them.
+    """Facts, as far as the viewer may see them.
 
     Every method may raise `TemporaryError` where it cannot answer now.
     """

@@ -188,11 +188,11 @@ class Row:
     standing: ReviewPhase
     """Where it is."""
     gate: Gate | None = None
-    """What the gate said last; None before it was asked."""
+    """Last decision of the gate; None before the first."""
     asked: tuple[str, ...] = ()
     """What people asked for that is not done yet, in words."""
     updated_at: datetime | None = None
-    """When it last changed; None where nobody noted it."""
+    """When it last changed; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,9 +262,9 @@ class CostBasis:
     gpus: int = 1
     """Accelerators that the target uses."""
     busy_ratio: float | None = None
-    """Share of time in which kernels run, by the newest profile; None where there is none."""
+    """Share of time in which kernels run, by the newest profile; None without a profile."""
     usd_per_gpu_hour: float | None = None
-    """Price of an hour; None where nobody said."""
+    """Price of an hour; None if not set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,7 +292,7 @@ class ProposalDetails:
     lines: tuple[Line, ...] = ()
     """What happened, oldest first."""
     sample: WatchSample | None = None
-    """What the runtime counted last; None where nothing is in force or nobody said."""
+    """Last counts of the runtime; None if no order is in force or no counts are known."""
     end_to_end: EndToEndReport | None = None
     """What the whole server gained; None where it was not measured."""
     forecast: Forecast | None = None
@@ -304,9 +304,9 @@ class ProposalDetails:
     accounts: tuple[tuple[str, StepAccount], ...] = ()
     """In a cluster: pods that have proven it, each with where the time of its steps went."""
     roofs: Roofs | None = None
-    """What physics allows; None where nobody knows."""
+    """Roofs of the device for its shapes; None if unknown."""
     beside: str = ""
-    """What accelerators did while it was measured; empty where nothing is worth a word."""
+    """Unusual states of accelerators while it was measured; empty where nothing was unusual."""
     fleet: CostBasis = CostBasis()
     """What hours and money are reckoned with."""
     commands: tuple[str, ...] = ()
@@ -345,7 +345,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """Which part of a list is asked for."""
+    """Which part of a list the page shows."""
 
     before: str = ""
     """Only what is older than the entry of this key; empty begins with the newest."""

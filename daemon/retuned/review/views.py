@@ -52,7 +52,7 @@ def saving_of(proposal: Proposal) -> Hours:
 
 
 def monthly_hours(proposal: Proposal, fleet: CostBasis) -> Hours | None:
-    """Return GPU-hours a month that a swap saves; None where nobody knows how busy the GPU is."""
+    """Return GPU-hours a month that a swap saves; None if the GPU's busy share is unknown."""
     if fleet.busy_ratio is None:
         return None
     whole = fleet.gpus * HOURS_PER_MONTH * min(max(fleet.busy_ratio, 0.0), 1.0)
@@ -111,7 +111,7 @@ _SETTLED = {
 }
 _ASKS = {
     Act.APPROVE: ("Approve", "Give one approval for exactly this artifact."),
-    Act.REJECT: ("Reject", "One rejection ends the proposal, whoever else agreed."),
+    Act.REJECT: ("Reject", "One rejection ends the proposal, also after approvals."),
     Act.ABORT: ("Abort", "Stop it wherever it is; a swap under way goes back. Never gated."),
     Act.ROLLBACK: ("Roll back", "Servers go back to what ran before. Never gated."),
     Act.BREAK_GLASS: (
@@ -207,7 +207,7 @@ class ProposalView:
     """Pairs, evidence and account of its live proof, in a cluster the account of each pod; empty
     without pairs."""
     expired: bool
-    """Whether nobody can decide any more because the time is over."""
+    """Whether the time to decide is over."""
 
 
 def row_view(row: Row, *, now: datetime) -> RowView:
@@ -290,7 +290,7 @@ def _tone(row: Row) -> str:
 
 def _state(row: Row, *, now: datetime) -> str:
     if row.standing is ReviewPhase.OPEN and now >= row.proposal.expires_at:
-        return "Expired: nobody decided in time, and nothing is swapped."
+        return "Expired: no decision came in time, and nothing is swapped."
     said = row.gate.sentence if row.gate else "Not judged yet; is the daemon running?"
     if row.standing in (ReviewPhase.OPEN, ReviewPhase.AGREED):
         return said

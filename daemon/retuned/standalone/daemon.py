@@ -183,7 +183,7 @@ def serve(loop: Loop, *, observe_s: float, steer_s: float) -> None:
 
 
 def _end_threads(scheduler: BackgroundScheduler, *, status: int) -> None:
-    """Wait until no step runs: who takes the state's lock after us must find nobody at work.
+    """Wait until no step runs: the next holder of the state's lock must be the only writer.
 
     A step that hangs, on a server that does not answer, ends with the process, as by a kill; the
     lock is held until then.

@@ -71,9 +71,9 @@ def _explain(ctx: Context, stored: Stored) -> bool:
 def settle(ctx: Context) -> None:
     """Call the mix tuned once everything believed of its drift was answered and acted on.
 
-    What is adopted are windows after the last swap: a kernel made faster raises the shares of all
-    others, and whoever swapped it has to say so, else the swap itself looks like drift. While what
-    is believed waits for the next day's budget the mix is adopted too, and the drift stays open.
+    It adopts windows after the last swap: a faster kernel raises the shares of all others, and with
+    older windows as baseline the swap itself would look like drift. While hypotheses wait for the
+    next day's budget, it adopts the mix too, and the drift stays open.
     """
     explained = ctx.store.list(RecordKind.DRIFT, phase="explained")
     stored = ctx.store.get(RecordKind.DETECTOR, "state")
@@ -171,7 +171,7 @@ def _answered(ctx: Context) -> set[str]:
 
 
 def _news(ctx: Context, hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
-    """Leave out kernels that are being experimented on; replace beliefs nobody has tested yet."""
+    """Leave out kernels under experiment; replace open hypotheses that were not tested yet."""
     tested = {s.body["definition"] for s in ctx.store.list(RecordKind.HYPOTHESIS, phase="testing")}
     news = [h for h in hypotheses if h.definition not in tested]
     kernels = {h.definition for h in news}

@@ -254,7 +254,7 @@ class KnownKernels:
     def recognise(
         self, kernel: str, dims: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...]
     ) -> tuple[str, Mapping[str, int]] | None:
-        """Return definition and variable axes of a launch; None if nobody knows it here."""
+        """Return definition and variable axes of a launch; None if the catalog has none here."""
         binding = catalog.recognise(kernel, dims, dtypes)
         if binding is None or self._language not in catalog.languages(binding.definition):
             return None
@@ -265,9 +265,9 @@ class KnownKernels:
         return self._entry(definition).incumbent
 
     def family(self, definition: str) -> str:
-        """Return the operator type; empty for one that nobody knows any more.
+        """Return the operator type; empty if the catalog no longer has the definition.
 
-        A user's own definition goes with its file; what was found about it stays in the store.
+        A user's own definition ends with its file; its findings stay in the store.
         """
         try:
             return self._entry(definition).definition.op_type

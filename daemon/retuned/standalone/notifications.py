@@ -190,7 +190,7 @@ class LocalWords:
         who = self._identity(pressed.user)
         stored = self._store.get(RecordKind.PROPOSAL, pressed.proposal)
         if stored is None:
-            raise Refused("there is no such proposal any more")
+            raise Refused("the proposal does not exist any more")
         proposal = decisions.read_proposal(stored)
         if proposal.artifact != pressed.digest:
             raise Refused("the message shows another artifact than is proposed; look at the page")
@@ -242,9 +242,9 @@ class LocalWords:
         try:
             found = pwd.getpwnam(user)
         except (KeyError, ValueError):
-            raise Refused(f"{user} is no user of this machine; correct slack_users") from None
+            raise Refused(f"{user} is not a user of this machine; correct slack_users") from None
         if found.pw_uid == 0:
-            raise Refused("root is nobody in particular; map Slack's users to people")
+            raise Refused("root does not identify a person; map Slack's users to people")
         return identity_of_uid(found.pw_uid, self._group_map)
 
 

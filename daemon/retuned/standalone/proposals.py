@@ -255,7 +255,7 @@ def next_attempt(ctx: Context, plan: ExperimentPlan, artifact: Digest) -> int:
 
 
 def _unlearned(ctx: Context, proposal: Stored) -> bool:
-    """Whether a rollback followed from a live proof; that a lesson holds is asked before."""
+    """Whether a rollback followed from a live proof; callers check before that no lesson holds."""
     rolled_back = proposal.phase == ProposalPhase.ROLLED_BACK
     return rolled_back and ctx.store.get(RecordKind.LESSON, proposal.id) is not None
 

@@ -244,8 +244,8 @@ class Launches(Sequence[LaunchRecord]):
 def gather(blocks: Iterable[LaunchBlock], *, most: int | None = None) -> Launches:
     """Return the first launches of all blocks, in order of start.
 
-    Of what was launched only those kinds are held that a kept launch is of: a stranger's file may
-    have as many as rows.
+    Only the kinds of the returned launches stay in memory: an untrusted file may have as many kinds
+    as rows.
 
     Parameters
     ----------

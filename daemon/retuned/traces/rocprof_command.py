@@ -98,7 +98,7 @@ def rocprof_command(
         raise UsageError("name the server's command after `--`")
     for each in (folder, scratch):
         if not each.is_absolute() or ".." in each.parts or "%" in str(each):
-            raise UsageError(f"{each} is no absolute folder without '..' and '%'")
+            raise UsageError(f"{each} must be an absolute path without '..' and '%'")
     if scratch == folder or folder in scratch.parents:
         raise UsageError(f"{scratch} is watched with {folder}: what lies half done would be read")
     length_ms = round(periods.length_s * 1e3)

@@ -1,12 +1,12 @@
 """How far a search follows its priors: first guesses, late structures, and the surrogate's mean.
 
-The trust is bounded. A prior has at most `GUESSES` points of its own and puts a structure off by
-`LATE` points at most. As the surrogate's mean it is weighed against nothing known at every refit,
-by marginal likelihood: one that explains what was measured worse is not used until the next refit.
+The trust is bounded. A prior chooses at most `GUESSES` points and delays a structure by at most
+`LATE` points. Each refit compares the prior as the surrogate's mean with no prior, by marginal
+likelihood: a prior that explains the measurements worse is not used until the next refit.
 
-The surroundings of the best points: where a hill that was found is climbed.
+The neighbours of the best points: a local search around them.
 
-Negative results, used: what failed candidates say of points that nobody has tried.
+Negative results: what failed candidates predict for points that were not tried.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Guidance:
     Parameters
     ----------
     priors
-        What is believed; None, or one that knows nothing, guides nobody.
+        Priors; None, or an empty one, changes nothing.
     points
         All points, in the search's order.
     params

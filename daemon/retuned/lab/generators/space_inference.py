@@ -162,7 +162,7 @@ def widen(tunable: Tunable, incumbent: Solution, *, device: DeviceFacts) -> Tuna
     tunable
         What is known of the definition.
     incumbent
-        The variant in production, which somebody else may have written.
+        The variant in production, which may be from outside the catalog.
     device
         Where it is to run.
     """
@@ -205,7 +205,7 @@ def _triton_roles(solution: Solution) -> _Roles:
         tree = ast.parse(solution.sources[0].content)
         used = _grid_names(solution)
     except (SyntaxError, ValueError, RecursionError, MemoryError, Refused):
-        return _Roles()  # whoever compiles it says what is wrong
+        return _Roles()  # the compiler reports the error
     steps: set[str] = set()
     dot = False
     for node in ast.walk(tree):
@@ -268,7 +268,7 @@ def _cpp_choices(
     name: str, value: int, solution: Solution, *, device: DeviceFacts
 ) -> tuple[int, ...]:
     if f"panels-{value}" in solution.layouts.values():
-        return ()  # the layout follows from it, and nobody said how
+        return ()  # the layout follows from it, in an unknown way
     if name == VEC:
         return tuple(width for width in (16, 32, 64) if width <= device.vector_bytes)
     if name == THREADS:

@@ -177,7 +177,7 @@ def dominant_axes(definition: Definition, workloads: Sequence[Workload]) -> dict
     Raises
     ------
     UsageError
-        If there is no workload of this definition.
+        If `workloads` has none of this definition.
     """
     own = [workload for workload in workloads if workload.definition == definition.name]
     if not own:

@@ -118,7 +118,7 @@ class PortingGenerator:
             return self._grid.solution(point)
         if solution.definition != definition.name or self._structures:
             return None
-        # A source of its own: its launch options are translated, its sizes are its own affair.
+        # A source outside every space: its launch options are translated, its sizes stay.
         options = {n: params[n] for n in (_WARPS, _STAGES, VEC, THREADS) if n in params}
         return solution.model_copy(
             update={
@@ -201,7 +201,7 @@ def _worth(earlier: Earlier) -> tuple[bool, float, str]:
 
 
 def _is_winner(earlier: Earlier) -> bool:
-    """Whether it was faster than what it was compared with; losers are no seeds."""
+    """Whether it was faster than its incumbent; slower variants are not used as seeds."""
     verdict = earlier.finding.verdict
     faster = verdict.speedup is not None and verdict.speedup.lower > 1.0
     return verdict.status is Status.PROMOTE or faster

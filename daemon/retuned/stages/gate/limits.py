@@ -169,7 +169,7 @@ class LiveProof(PolicyModel):
     ] = LiveProofMode.OBSERVE
     """Whether the proof decides, is only reported, or is not made."""
     min_effect: float = Field(default=0.005, gt=0.0, le=0.5)
-    """Smallest difference of step time that counts; a smaller one is no effect."""
+    """Smallest difference of step time that counts as an effect."""
     max_harm: float = Field(default=0.05, gt=0.0, le=1.0)
     """Slowdown that ends the proof at once when several pairs in a row show it."""
     max_duration: PositiveDuration = Field(default=parse_duration("30m"))

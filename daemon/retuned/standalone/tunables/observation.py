@@ -44,7 +44,7 @@ _DETAIL_AGE = timedelta(minutes=1)
 _QUIET = frozenset(
     {str(each) for each in (NotTried.NO_TRAFFIC, NotTried.NO_TIME, NotTried.UNDER_WAY)}
 )
-"""Reasons that come and go with traffic; they are no lines of history."""
+"""Reasons that change with traffic; they are not written to the history."""
 
 
 def observe(ctx: Context) -> None:

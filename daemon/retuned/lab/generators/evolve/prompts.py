@@ -97,7 +97,7 @@ def generator_request(
     brief
         What stays the same.
     step
-        What is asked for.
+        The action, and the variants that it is about.
     rules
         Sizes.
     purpose

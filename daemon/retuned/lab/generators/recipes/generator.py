@@ -64,7 +64,7 @@ class RecipeGenerator:
         Raises
         ------
         UsageError
-            If this generator was made for another definition, or there is no workload of it.
+            If this generator was made for another definition, or `workloads` has none of it.
         """
         require_definition(definition, self._tunable)
         taken = {self._incumbent.digest, *(finding.solution.digest for finding in history)}
@@ -87,7 +87,7 @@ class RecipeGenerator:
         Raises
         ------
         UsageError
-            If there is no workload of the definition.
+            If `workloads` has none of the definition.
         """
         situation = Situation(
             solution=solution,

@@ -1,7 +1,7 @@
-"""Boots of replicas as units of a live proof: what is measured of one, and how boots differ. Pure.
+"""Boots of replicas as units of a live proof: the measure of one, and how boots differ. Pure.
 
-Two boots of one server with one configuration differ: memory is placed elsewhere, clocks settle
-elsewhere, graphs are captured anew. However long two boots are compared, that difference remains.
+Two boots of one server with one configuration differ in addresses of memory, in settled clocks and
+in captured graphs. A longer comparison of the two does not remove that difference.
 So a boot gives one number, the logarithm of its normalised step time, and the **boot spread** is
 the standard deviation of that number over boots of the same configuration.
 """

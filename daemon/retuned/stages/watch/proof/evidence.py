@@ -203,7 +203,7 @@ def location(d: Sequence[float], scales: Sequence[float]) -> float:
     Raises
     ------
     ValueError
-        If there are no pairs.
+        If `d` is empty.
     """
     values, widths = np.asarray(d, dtype=np.float64), np.asarray(scales, dtype=np.float64)
     if not len(values):

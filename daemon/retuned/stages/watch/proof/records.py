@@ -372,7 +372,7 @@ class ProofReason(StrEnum):
     NOT_SWITCHABLE = "not-switchable"
     """Steps are too irregular for a comparison."""
     NO_SERVICE_LEVELS = "no-service-levels"
-    """The policy has service levels, and nobody can read them."""
+    """The policy has service levels, and Retuned cannot read the server's."""
     BOOT_SPREAD = "boot-spread"
     """Boots of one configuration differ by more than the effect, or by too much to see one."""
     FEW_BOOTS = "few-boots"
