@@ -136,7 +136,7 @@ def choose_device(asked: Device) -> tuple[Device, str]:
     """
     problem = _gpu_problem()
     if asked is Device.CPU:
-        return Device.CPU, "on the CPU, with C++ kernels, as asked"
+        return Device.CPU, "on the CPU, with C++ kernels, as chosen"
     if not problem:
         return Device.CUDA, f"on the GPU ({_gpu_name()}), with Triton kernels"
     if asked is Device.CUDA:

@@ -180,9 +180,10 @@ def verify(
     state_dir: StateOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Say whether evidence is whole, signed, and claims what its numbers say; exit 1 if not.
+    """Verify that evidence is whole and signed, and that its numbers support its claim.
 
-    Bounds are computed again from the raw pairs, and judged again by this version's judge.
+    The command computes the bounds again from the raw pairs, and this version's judge judges them
+    again. Exit 1 if a check fails.
     """
     given = _public(key) if key is not None else None
     if Path(what).is_file():
@@ -203,9 +204,9 @@ def verify(
         )
         raise typer.Exit(0 if doubt is None else 1)
     if doubt is not None:
-        raise Refused(f"{name} is not to be believed: {safe(doubt.detail)} [{doubt.fault}]")
+        raise Refused(f"{name} cannot be trusted: {safe(doubt.detail)} [{doubt.fault}]")
     stdout().print(
-        f"yes: {name} is whole, was signed by {signer}, and claims what its numbers say",
+        f"yes: {name} is whole, {signer} signed it, and its numbers support its claim",
         soft_wrap=True,
     )
 

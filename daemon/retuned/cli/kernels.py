@@ -48,23 +48,23 @@ def believed(config: Path | None, name: str) -> list[dict[str, Any]]:
     try:
         store = SqliteStore(folder)
     except RetunedError as error:
-        say(f"what is believed is not known: {error}")
+        say(f"the store of priors cannot be opened: {error}")
         return []
     try:
         return [_entry(each) for each in _priors(store, name, now=datetime.now(UTC))]
     except RetunedError as error:
-        say(f"what is believed is not known: {error}")
+        say(f"the priors cannot be read: {error}")
         return []
     finally:
         store.close()
 
 
 def believed_lines(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield what is believed as text."""
+    """Yield the priors as text."""
     for entry in entries:
         where = f"{entry['language']} on {entry['arch'] or 'this machine'}"
         yield (
-            f"  believed of {where}: {entry['findings']} variants of {entry['experiments']} "
+            f"  priors on {where}: {entry['findings']} variants of {entry['experiments']} "
             f"experiments on {entry['family']}"
         )
         for each in entry["structures"]:

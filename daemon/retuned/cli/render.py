@@ -208,7 +208,7 @@ def _words(hours: Hours) -> str:
 def _of(account: Account) -> str:
     parts = [plural(account.experiments, "experiment"), plural(account.swaps, "swap")]
     parts += [f"{account.proven} proven"] if account.proven else []
-    return ", ".join(parts) + (f", {account.taken_back} taken back" if account.taken_back else "")
+    return ", ".join(parts) + (f", {account.taken_back} rolled back" if account.taken_back else "")
 
 
 def _body(account: Account) -> dict[str, Any]:

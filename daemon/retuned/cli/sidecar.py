@@ -33,9 +33,9 @@ CONFIG_HELP = "YAML or TOML file with settings."
 
 
 def sidecar(config: Path | None = None) -> None:
-    """Sample, watch and swap beside one server in a pod, as the cluster's operator says.
+    """Sample, watch and swap beside one server in a pod, by the orders of the cluster's operator.
 
-    Where the operator is, and which pod this is, the injection says in the environment.
+    The injection sets the operator's address and the name of the pod in the environment.
     """
     _stay_small()
     settings = load_settings(config)
@@ -46,7 +46,7 @@ def sidecar(config: Path | None = None) -> None:
     program, telemetry = build(settings)
     if settings.metrics_port:
         telemetry.serve(settings.metrics_address, port=settings.metrics_port)
-    log.info("beside %s, told by %s", settings.pod_name, settings.agent_url)
+    log.info("beside %s, with orders from %s", settings.pod_name, settings.agent_url)
     serve(
         program,
         observe_s=settings.observe_poll_s,

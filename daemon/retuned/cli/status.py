@@ -106,7 +106,7 @@ def tunables_of(settings: Settings) -> list[dict[str, object]]:
             "artifact": report.table.artifact if report.table is not None else None,
             "matched": report.table.matched if report.table is not None else 0,
             "refused": report.refused,
-            **known.get(name, {"reason": "", "detail": "the daemon has not looked yet"}),
+            **known.get(name, {"reason": "", "detail": "the daemon has not observed it yet"}),
         }
         for each in processes
         for name, report in sorted(each.tunables.items())
@@ -362,7 +362,7 @@ def _slot_row(slot: SlotStatus, each: ProcessStatus, *, many: bool) -> tuple[str
 def serves(slot: SlotStatus) -> str:
     """Say what launches of a slot run."""
     if slot.state.startswith("tripped:"):
-        return "original (taken back)"
+        return "original (tripped)"
     if slot.state == "bypassed":
         return "original (bypassed)"
     if slot.artifact is None:
@@ -391,8 +391,8 @@ def _guard(guard: Mapping[str, tuple[int, int]]) -> str:
 def _detail(slot: SlotStatus) -> str:
     parts = []
     if slot.state.startswith("tripped:"):
-        parts.append(f"taken back: {slot.state.removeprefix('tripped:')}")
-    parts += [f"{short_id(digest)} may not come: {why}" for digest, why in slot.breaker.items()]
+        parts.append(f"tripped: {slot.state.removeprefix('tripped:')}")
+    parts += [f"{short_id(digest)} may not run: {why}" for digest, why in slot.breaker.items()]
     if slot.shadow_checks:
         parts.append(f"worst ratio {slot.worst_ratio:.3g}")
     if slot.errors:

@@ -78,7 +78,7 @@ def worth_of(
     yield "kernel time", f"{share.point:.2%} less ({share.lower:.2%} to {share.upper:.2%})"
     yield "predicted", prediction_of(forecast)
     if hours is None:
-        yield "GPU-hours", "not known: no profile says how busy the GPU is"
+        yield "GPU-hours", "unknown: no profile has the GPU's busy share"
         return
     said = " to ".join(text.significant(each) for each in (hours.lower, hours.upper))
     yield "GPU-hours", f"{text.significant(hours.point)} a month ({said})"
@@ -112,8 +112,8 @@ _SETTLED = {
 _ASKS = {
     Act.APPROVE: ("Approve", "Give one approval for exactly this artifact."),
     Act.REJECT: ("Reject", "One rejection ends the proposal, also after approvals."),
-    Act.ABORT: ("Abort", "Stop it wherever it is; a swap under way goes back. Never gated."),
-    Act.ROLLBACK: ("Roll back", "Servers go back to what ran before. Never gated."),
+    Act.ABORT: ("Abort", "Stop it in any phase; a swap under way rolls back. Never gated."),
+    Act.ROLLBACK: ("Roll back", "Servers return to the kernels that ran before. Never gated."),
     Act.BREAK_GLASS: (
         "Break the glass",
         "Emergency: swap alone, outside the windows. Stays visible in the record.",

@@ -194,7 +194,7 @@ def keep_house(ctx: Context) -> Counter[str]:
         pins = pins_now(ctx)
     except (RetunedError, ValidationError) as error:
         # a record that cannot be read may be what says that something is needed
-        log.error("nothing of experiments is cleared away: %s", error)
+        log.error("files of experiments are not removed: %s", error)
         return gone
     if ctx.lab is not None:
         gone += _clear_lab(ctx, ctx.lab, pins)

@@ -193,7 +193,9 @@ def _end_threads(scheduler: BackgroundScheduler, *, status: int) -> None:
     ending.start()
     ending.join(_STOP_S)
     if ending.is_alive():
-        log.warning("a step has not ended after %.0f s; leaving it, nothing is lost", _STOP_S)
+        log.warning(
+            "a step has not ended after %.0f s; the daemon leaves it, no state is lost", _STOP_S
+        )
         logging.shutdown()
         os._exit(status)
 

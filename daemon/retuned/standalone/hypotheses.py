@@ -107,10 +107,10 @@ def settle(ctx: Context) -> None:
 
 
 def _tell_adopted(ctx: Context, explained: Sequence[Stored], *, windows: int, swaps: int) -> None:
-    """Say that drift is over because it was answered: else it seems to heal by itself."""
+    """Record that the drift is over because tuning answered it, and did not end by itself."""
     sentence = (
-        "Everything that was believed of the drift was tried and decided: "
-        f"the last {windows} windows are what is normal now."
+        "Every hypothesis on the drift was tested and decided: "
+        f"the last {windows} windows are the new baseline."
     )
     log.info("drift answered: %s", sentence)
     ctx.store.record(

@@ -45,7 +45,7 @@ def structured(ctx: Context, lifted: Lifted) -> Lifted:
     try:
         found = ctx.structures(lifted)
     except (RetunedError, OSError) as error:
-        log.warning("%s is not asked what it computes: %s", name, error)
+        log.warning("the computation of %s cannot be recognised: %s", name, error)
         return lifted
     is_new = found is not lifted
     body = {"fitted": found.own.model_dump(mode="json") if is_new else None}

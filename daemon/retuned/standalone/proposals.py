@@ -92,7 +92,7 @@ def _keep_answer(
                 say(ctx, answer.id, what="proposed", slot=answer.definition)
                 server_pace.keep_forecast(ctx, answer)
                 return
-            known = f"proposal {answer.id} says the same, and was or is decided on"
+            known = f"proposal {answer.id} is for the same swap, and is pending or decided"
             answer = Refusal(reason=RefusalReason.ALREADY_DECIDED, detail=known)
         ctx.spans.say(refused=str(answer.reason))
         _not_proposed(ctx, plan, answer, phase=phase)

@@ -91,7 +91,7 @@ class StoreDeciding:
         if proposal.artifact != seen.artifact:
             raise refused(
                 "not-what-was-shown",
-                f"the artifact is {proposal.artifact} by now, not the one that you were shown",
+                f"the artifact is {proposal.artifact} now, not the one that the page showed you",
             )
         voice = decisions.Actor(
             store=self._store,

@@ -100,7 +100,7 @@ def rocprof_command(
         if not each.is_absolute() or ".." in each.parts or "%" in str(each):
             raise UsageError(f"{each} must be an absolute path without '..' and '%'")
     if scratch == folder or folder in scratch.parents:
-        raise UsageError(f"{scratch} is watched with {folder}: what lies half done would be read")
+        raise UsageError(f"{scratch} is watched with {folder}: Retuned would read unfinished files")
     length_ms = round(periods.length_s * 1e3)
     delay_ms = max(1, round(periods.every_s * 1e3) - length_ms)
     return [

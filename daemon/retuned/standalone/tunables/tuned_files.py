@@ -356,7 +356,7 @@ def folder_of(ctx: Context, order: SwapOrder) -> Path:
     change = StoredChanges(ctx.store).of(order.proposal)
     stored = ctx.store.get(RecordKind.PROPOSAL, order.proposal)
     if change is None or stored is None or stored.body.get("change") != change.digest:
-        detail = "what would be written is not what was proposed"
+        detail = "the change to write differs from the proposed change"
         raise CandidateError(EvidenceFault.CONTRADICTED, detail=detail)
     if ctx.changes is None:
         raise CandidateError(EvidenceFault.CONTRADICTED, detail="the folder of changes is not set")
