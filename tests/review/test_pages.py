@@ -23,7 +23,7 @@ def test_the_inbox_lists_what_waits_with_the_same_words_as_the_terminal(site: Si
     assert "1 waiting for a decision" in text
     assert text.count('href="/proposals/') == 1
     assert f"{one.speedup.point:.2f}x (&gt;= {one.speedup.lower:.2f})" in text
-    assert "1 more: anybody" in text
+    assert "1 more: anyone" in text
     assert "chat on node-7" in text
     assert browser.get("/in-force").text.count('href="/proposals/') == 1
     assert browser.get("/past").text.count('href="/proposals/') == 1

@@ -46,7 +46,7 @@ class DuplicateFiles:
         self._digests: dict[Path, bytes] = {}
 
     def earlier(self, path: Path) -> Path | None:
-        """Return the file of this content that was remembered first; None where there is none."""
+        """Return the earliest remembered file of this content; None without one."""
         size = _size_bytes(path)
         if size is None:
             return None
@@ -145,7 +145,7 @@ def diff(
     """Say whether and how the workload of one trace differs from another's.
 
     Kernels whose shapes only one of the traces knows are compared by name alone, and a warning
-    says so: compare traces that were recorded alike.
+    reports it: compare traces that were recorded in the same way.
     """
     if html:
         check_writable(html)

@@ -38,7 +38,7 @@ _UNBOUNDED = 1e9
 
 
 def print_page(document: EvidenceDocument, *, digest: str, key: str, doubt: Doubt | None) -> None:
-    """Print everything that a person needs to believe it, or not."""
+    """Print everything that a person needs to judge the evidence."""
     signed = f"signed by {key}, whole" if doubt is None else f"NOT VERIFIED: {doubt.detail}"
     print_fields([("evidence", digest), ("signature", signed), *_rows(document)])
 

@@ -1,6 +1,6 @@
-"""``retuned kernels``: what can be tuned, what is known of it, how fast it is here.
+"""``retuned kernels``: which kernels can be tuned, their priors, and their speed here.
 
-What experiments on this machine make believe of a kernel, for ``retuned kernels show``.
+Priors are what experiments on this machine showed; ``retuned kernels show`` prints them.
 
 ``retuned kernels lifted``: which live kernels can be tuned, which cannot, and why.
 """
@@ -87,7 +87,7 @@ def believed_lines(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _priors(store: Store, name: str, *, now: datetime) -> Iterator[Priors]:
-    """Yield what is believed, by language; of the place where the newest experiment ran."""
+    """Yield the priors, by language; of the place where the newest experiment ran."""
     family = _family(name)
     done = of_family(store, family, family=_family)
     if not done or not family:
@@ -323,7 +323,7 @@ def show(
     definition_file: DefinitionFileOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Say what a kernel computes, what may run, and what experiments here make believe of it."""
+    """Show what a kernel computes, which variants exist, and its priors from experiments here."""
     learn(config, definition_file or ())
     body = description(named(_whole(name)))
     body["believed"] = believed(config, body["name"])
@@ -339,7 +339,7 @@ def description(name: str) -> dict[str, Any]:
     Raises
     ------
     UsageError
-        If there is none of that name.
+        If the catalog has no kernel of that name.
     """
     entry = catalog.get(name)
     definition = entry.definition

@@ -99,7 +99,7 @@ def shape_of_text(text: str, *, option: str) -> dict[str, int]:
     Raises
     ------
     UsageError
-        If it is none.
+        If the text is not a shape.
     """
     pairs = [part.partition("=") for part in text.split(",")]
     names = [name.strip() for name, _, _ in pairs]

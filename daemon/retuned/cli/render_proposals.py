@@ -192,7 +192,7 @@ def _name(id: str) -> str:
 
 
 def _gates(evidence: Read) -> str:
-    """Name the gates that were passed, and whether that is to be believed."""
+    """Name the passed gates, and whether the evidence is verified."""
     said = gates_line(evidence.document) if evidence.document is not None else "not known"
     if evidence.doubt is None:
         return f"{said}; the evidence is signed and whole"

@@ -237,7 +237,7 @@ def abort(
     state_dir: StateOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Stop a proposal wherever it is; a swap under way goes back. Never gated."""
+    """Stop a proposal in any phase; a swap under way rolls back. Never gated."""
     with desk(config, state_dir) as at:
         stored, proposal = find(at.store, id)
         decision, asked = people.abort(at.voice(), stored, proposal, comment=comment)

@@ -1,7 +1,7 @@
 """``retuned tuned``: files of launch parameters that servers read, for people.
 
 What a daemon does to them inside a running server is `runtime.tuned.service`; here a file is shown,
-a change is tried on it, and written or taken back for the server's next start.
+a change is tried on it, and written or rolled back for the server's next start.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def diff(
     format: Annotated[str, _FORMAT] = "",
     json: JsonFlag = False,
 ) -> None:
-    """Say what a change makes of a file; nothing is written. Exit 1 if it cannot be pinned."""
+    """Show the effect of a change on a file; write nothing. Exit 1 if it cannot be pinned."""
     data, found, _ = _planned(file, rows, format)
     before = (data or b"").decode("ascii", "replace").splitlines()
     after = found.data.decode("ascii").splitlines()

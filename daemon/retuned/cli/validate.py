@@ -139,12 +139,12 @@ def validate(
 
 @contextmanager
 def _own_definition(entry: catalog.KernelEntry, *, where: str) -> Iterator[bool]:
-    """Tell whether the definition is a user's; then its faults are an input's, not our machinery's.
+    """Yield whether the definition is a user's; then its faults are an input's, not Retuned's.
 
     Raises
     ------
     UnreadableInput
-        If its reference fails, proves nothing, or says something else than its incumbent.
+        If its reference fails, proves nothing, or disagrees with its incumbent.
     """
     own = catalog.own_definition(entry.definition.name)
     try:
@@ -156,7 +156,7 @@ def _own_definition(entry: catalog.KernelEntry, *, where: str) -> Iterator[bool]
 
 
 def _without_times(verdict: Verdict) -> Verdict:
-    """Return what is left of a win that an interpreter's clock saw: nothing was found wrong."""
+    """Return the verdict without an interpreter's times: no gate found a fault."""
     return verdict.model_copy(
         update={
             "status": Status.AMBIGUOUS,

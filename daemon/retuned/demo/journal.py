@@ -123,7 +123,7 @@ class Journal:
         ]
 
     def hypotheses(self) -> list[dict[str, Any]]:
-        """Return what was believed, oldest first."""
+        """Return the hypotheses, oldest first."""
         keys = ("definition", "share", "expected_gain_ratio", "expected_saving", "because")
         return [
             {**{key: s.body[key] for key in keys}, "attempt": len(s.body["attempts"]) + 1}

@@ -131,7 +131,7 @@ class Child:
         Raises
         ------
         DemoFailed
-            If it ends, says nothing in time, or says something else.
+            If it ends, prints nothing in time, or prints something else.
         """
         assert self._process.stdout is not None, "stdout is a pipe"
         deadline = time.monotonic() + timeout_s

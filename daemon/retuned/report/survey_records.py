@@ -39,7 +39,7 @@ class Roof(Record):
     low: float | None = None
     """If all that the key leaves open is favourable: the least work; None with a reason."""
     high: float | None = None
-    """If nothing of it is: the most work; at most 1; None with a reason."""
+    """If all of it is unfavourable: the most work; at most 1; None with a reason."""
     sampled: float | None = None
     """Mean over steps of this size whose lengths the server sampled: an estimate between the ends,
     not a bound; None without such steps, and over several keys."""
@@ -186,7 +186,7 @@ class FixedFamily(Record):
     why: str
     """The reason as a sentence."""
     ways: tuple[ChangeWay, ...] = ()
-    """Ways that need a restart; empty if there is none."""
+    """Ways that need a restart; empty without one."""
     gain: Gain | None = None
     """What measurements say a change could gain; None without one."""
 

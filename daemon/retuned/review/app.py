@@ -111,7 +111,7 @@ class Pages:
         who, part = self._who(request), slice_of(request, limit=PAGE)
         found = self._source.proposals(who, part, standing=_IN_MOTION)
         back: ResultPage[Row] = ResultPage(rows=())
-        if not part.before:  # what goes back concerns everybody, however much waits
+        if not part.before:  # every reader needs to see rollbacks, however many proposals wait
             back = self._source.proposals(who, part, standing={ReviewPhase.GOING_BACK})
         return self._page(
             request,

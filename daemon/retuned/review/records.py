@@ -117,7 +117,7 @@ def _has_effect(phase: ProposalPhase, act: Act) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Person:
-    """Who looks, or speaks."""
+    """Who reads, or decides."""
 
     user: str
     """Name, as the way in has proven it."""
@@ -148,7 +148,7 @@ class Gate:
     missing: int = 0
     """Approvals still missing."""
     missing_from: tuple[str, ...] = ()
-    """Who may still give one, such as ``group sre``; empty means anybody."""
+    """Who may still give one, such as ``group sre``; empty means anyone."""
     ignored: tuple[tuple[str, str], ...] = ()
     """(User, stable code) of approvals that do not count."""
     next_change_at: datetime | None = None
@@ -202,11 +202,11 @@ class NodeRow:
     name: str
     """Which."""
     told: str
-    """What it was told, in a word or two."""
+    """Its order, in a word or two."""
     done: bool
     """Whether it says that it has done so."""
     since: datetime | None = None
-    """When it was told."""
+    """When it got the order."""
     epoch: int | None = None
     """Of its order."""
 
@@ -282,7 +282,7 @@ class ProposalDetails:
     document: EvidenceDocument | None = None
     """What it rests on; None where it cannot be read."""
     doubt: Doubt | None = None
-    """Why the evidence is not to be believed; None where it is."""
+    """Why the evidence is not verified; None where it is."""
     candidate: Solution | None = None
     """What would be swapped in; None where its source is not kept here."""
     incumbent: Solution | None = None
@@ -340,7 +340,7 @@ class Window:
     profile: WorkloadProfile | None
     """What ran; None where it is not kept any more."""
     before: WorkloadProfile | None = None
-    """The window before it; None where there is none."""
+    """The window before it; None without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

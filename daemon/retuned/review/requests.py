@@ -1,4 +1,4 @@
-"""What a request says: addresses, headers and forms, bounded before anybody looks at them.
+"""Addresses, headers and forms of requests, bounded before any other code reads them.
 
 What a browser sends with a POST, read within bounds.
 
@@ -39,7 +39,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def headers_of(request: Request) -> dict[str, str]:
-    """Return the headers; one that is sent twice is not believed, whichever is meant."""
+    """Return the headers, without those that are sent twice."""
     found: dict[str, str] = {}
     twice: set[str] = set()
     for name, value in request.headers.items():
@@ -205,7 +205,7 @@ def same_site(headers: Mapping[str, str], *, origins: frozenset[str]) -> None:
 
 
 class Guard:
-    """Refuses other hosts' names, and says what browsers may do with the answer.
+    """Refuses other hosts' names, and sets the headers that restrict browsers.
 
     Parameters
     ----------

@@ -30,7 +30,7 @@ def place_of(text: str, *, what: str = "review") -> tuple[str, int]:
     Raises
     ------
     UsageError
-        If it is none; a page that others reach belongs behind the operator and its proxy.
+        If it is not such an address; a page for others belongs behind the operator and its proxy.
 
     Examples
     --------

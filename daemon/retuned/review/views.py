@@ -132,7 +132,7 @@ class RowView:
     saving: str
     """Share of kernel time."""
     waits: str
-    """Whom or what it waits for."""
+    """The person or event that it waits for."""
     when: str
     """Until when, or since when."""
     tone: str

@@ -106,7 +106,7 @@ def measured_in(ctx: Context, proposal: Proposal) -> Digest | None:
 
 
 def doubt_about_win(ctx: Context, plan: ExperimentPlan, won: Finding) -> Doubt | None:
-    """Say why a win is not to be proposed; None if its evidence carries it.
+    """Return why a win may not be proposed; None if its evidence supports it.
 
     Raises
     ------

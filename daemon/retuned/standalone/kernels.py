@@ -1,9 +1,9 @@
-"""Live kernels on one machine: what was seen of them becomes definitions, kept in the state.
+"""Live kernels on one machine: observed launches become definitions, stored in the state.
 
-What is kept is read again at the next start, so that a definition that something was found about
-does not go with the server that showed it.
+The definitions are read again at the next start, so that one with findings does not end with the
+server that launched it.
 
-Live kernels that compute what the catalog knows: asked once, and kept with what was found.
+Live kernels whose computation the catalog has: recognised once, and stored with the result.
 
 The catalog as the loop asks for it: kernels of one language, with this machine's roofline.
 """

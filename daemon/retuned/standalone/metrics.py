@@ -46,12 +46,12 @@ log = logging.getLogger(__name__)
 
 _MAX_PROCESSES = 4096
 WHAT = "devices"
-"""Line of a history that says what devices did."""
+"""Line of a history with the state of devices."""
 _MOMENTS = {"begin": "as it began, ", "end": "as it ended, "}
 
 
 class DevicePoller:
-    """Looks at devices again and again.
+    """Reads the state of devices, repeatedly.
 
     Parameters
     ----------
@@ -236,7 +236,7 @@ def _slots(ctx: Context) -> None:
 
 
 def _policies(ctx: Context) -> None:
-    """Show which policies are in force; where one cannot be used there are none."""
+    """Show which policies are in force; none if one of them cannot be used."""
     rows: list[Row] = []
     try:
         for policy in ctx.policies():

@@ -107,7 +107,7 @@ def _closed(store: Store, sender: Sender, place: Place, now: datetime) -> Iterat
 
 
 def _happened(store: Store, sender: Sender, place: Place, now: datetime) -> Iterator[Notice]:
-    """Say what servers run, and run no more, since there are channels."""
+    """Yield notices of swaps that servers run, or stopped running, since channels exist."""
     begun = sender.begun
     newest = store.page(RecordKind.PROPOSAL, phases=_HAPPENED, limit=_NEWEST)
     for stored in newest:
@@ -211,7 +211,7 @@ class LocalWords:
         return f"{DECIDED[decision.decision]} as {who.user}: {meaning(proposal)}"
 
     def heard(self, alerts: Sequence[Alert]) -> None:
-        """Stop, go on, or write down; see `Words.heard`."""
+        """Freeze, thaw or record, by alerts; see `Words.heard`."""
         for alert in alerts:
             self._hear(alert)
 

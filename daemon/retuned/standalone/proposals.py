@@ -82,7 +82,7 @@ def propose(ctx: Context) -> None:
 def _keep_answer(
     ctx: Context, plan: ExperimentPlan, answer: Proposal | Refusal, *, phase: str
 ) -> None:
-    """Write the proposal, or why there is none."""
+    """Write the proposal, or why none is made."""
     with ctx.store.transaction():
         if isinstance(answer, Proposal):
             body = answer.model_dump(mode="json")

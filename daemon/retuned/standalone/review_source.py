@@ -335,7 +335,7 @@ class StoreReview:
         return ResultPage(rows=tuple(rows), more=more, unreadable=tuple(unreadable))
 
     def case(self, viewer: Person, key: str) -> ProposalDetails | None:
-        """Return all of one proposal; None where there is none."""
+        """Return all of one proposal; None if it does not exist."""
         stored = self._store.get(RecordKind.PROPOSAL, id_of(key))
         if stored is None:
             return None
@@ -382,7 +382,7 @@ class StoreReview:
         return ResultPage(rows=tuple(rows), more=more, unreadable=tuple(unreadable))
 
     def window(self, viewer: Person, key: str) -> Window | None:
-        """Return the window of a drift report; None where there is none."""
+        """Return the window of a drift report; None if it does not exist."""
         stored = self._store.get(RecordKind.DRIFT, key)
         if stored is None:
             return None
@@ -446,7 +446,7 @@ class StoreReview:
         return self._machine.roofs(proposal, shapes, document.environment.arch)
 
     def _sample(self, row: Row) -> WatchSample | None:
-        """Return what the server counts of the artifact; None where it runs nothing of it."""
+        """Return what the server counts of the artifact; None where it does not run it."""
         if row.standing not in (ReviewPhase.UNDER_WAY, ReviewPhase.IN_PLACE):
             return None
         proposal = row.proposal

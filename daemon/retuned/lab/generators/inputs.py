@@ -42,7 +42,7 @@ class GeneratorInput:
     earlier: tuple[Earlier, ...] = ()
     """What other experiments found on this operator, here and elsewhere, failures among them."""
     priors: Priors | None = None
-    """What they make believe before anything is tried; it only orders."""
+    """Priors from them, before anything is tried; they only order."""
     left_s: Callable[[], float] = lambda: math.inf
     """Seconds that the search for variants has left, asked at any time."""
 

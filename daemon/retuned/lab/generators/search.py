@@ -2,9 +2,9 @@
 
 Tens of evaluations decide over hundreds of points, so nothing here is wasted on points that cannot
 be built, that use more threads than there are cores, or that earlier failures rule out. Each
-evaluation teaches something about all others: a surrogate (`surrogate`) of what was measured says
-how much better every untried point may be, and the most promising one is next. Once in a while
-chance decides, in case the surrogate believes something that is not so.
+evaluation gives information about all others: a surrogate (`surrogate`) of the measurements
+estimates how much better each untried point may be, and the most promising one is next. Once in a
+while the choice is random, in case the surrogate is wrong.
 
 What earlier experiments learned (`priors`) comes before: a few first guesses are theirs, structures
 that they call poor are guessed at later, and they are the surrogate's mean for as long as they
@@ -66,7 +66,7 @@ class SearchGenerator:
     cores
         Cores a launch may use.
     seed
-        Decides what is left to chance.
+        Seed of random choices.
     structures
         Only these; empty means all.
     earlier
@@ -201,7 +201,7 @@ class SearchGenerator:
         return bool(own) and max(own) < max(known.values()) + math.log(HOPELESS_RATIO)
 
     def _pool(self, taken: set[Point], lessons: Lessons) -> list[Point]:
-        """Return untried points that nothing speaks against."""
+        """Return untried points that no lesson excludes."""
         return [p for p in self._order if p not in taken and lessons.allow(p)]
 
     def _worth_a_look(self) -> list[Point]:
@@ -239,7 +239,7 @@ class SearchGenerator:
     def _promising(
         self, believed: dict[Point, float], pool: Sequence[Point], *, known: Mapping[Point, float]
     ) -> Point:
-        """Return the point with most expected improvement, and believe what is expected of it.
+        """Return the point with most expected improvement; take its expectation as its result.
 
         Points that were chosen and not yet measured count as measured, with what is expected.
         """

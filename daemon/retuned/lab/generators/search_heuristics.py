@@ -37,7 +37,7 @@ GUESSES = 3
 LATE = 12
 """Points that are tried before a structure which the priors call poor has its first guess."""
 _TRUSTS = (1.0, 0.5, 0.0)
-"""How much of the priors may be believed."""
+"""How much weight the priors get."""
 
 
 class Guidance:
@@ -90,7 +90,7 @@ class Guidance:
         taken
             Points that were tried or chosen.
         allowed
-            Whether nothing speaks against a point.
+            Whether no lesson excludes a point.
         """
         return next((p for p in self._best if p not in taken and allowed(p)), None)
 
@@ -148,7 +148,7 @@ def around(
     taken
         Points that were tried or chosen.
     allowed
-        Whether nothing speaks against a point.
+        Whether no lesson excludes a point.
     """
     found = {
         point
@@ -188,7 +188,7 @@ class Lessons:
     _sizes: dict[str, tuple[bool, ...]] = field(default_factory=dict)
 
     def allow(self, point: Point) -> bool:
-        """Whether nothing that is known speaks against the point."""
+        """Whether no lesson excludes the point."""
         if point.structure in self.hopeless:
             return False
         return not any(self._above(point, ceiling) for ceiling in self.ceilings)

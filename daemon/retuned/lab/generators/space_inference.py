@@ -3,7 +3,7 @@
 Only what the source itself makes a parameter is varied: constexprs of a Triton kernel and ``-D``
 names of a C++ one, and of these only such as can mean something else than "how it is": sizes of
 blocks that the grid or a loop's step depends on, launch options, switches, vector widths, threads.
-What cannot run on the device is left out before anybody compiles it.
+Points that cannot run on the device are left out before they are compiled.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Widened:
     Parameters
     ----------
     tunable
-        What is known.
+        The definition with its spaces.
     incumbent
         The variant in production.
     space
@@ -155,12 +155,12 @@ class Widened:
 
 
 def widen(tunable: Tunable, incumbent: Solution, *, device: DeviceFacts) -> Tunable:
-    """Return the tunable as a plan sees it: its incumbent, and a space for it if there is none.
+    """Return the tunable as a plan sees it: its incumbent, with an inferred space if it has none.
 
     Parameters
     ----------
     tunable
-        What is known of the definition.
+        The definition with its spaces.
     incumbent
         The variant in production, which may be from outside the catalog.
     device

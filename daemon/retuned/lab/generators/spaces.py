@@ -153,7 +153,7 @@ class Grid:
         return guesses
 
     def _middle(self, structure: str) -> list[Point]:
-        """Return the valid point nearest the middle of all parameters; none if there is none."""
+        """Return the valid point nearest the middle of all parameters; empty without one."""
         choices = self.spaces[structure].params.values()
         middle = [(len(c) - 1) / 2 for c in choices]
         own = [point for point in self.points if point.structure == structure]

@@ -1,9 +1,9 @@
 """Winners from elsewhere as first guesses here: another device, another size of the same operator.
 
-Kernels tuned for one architecture are wrong for the next, and still they know something: which
-structure, how much a thread holds, how deep the pipeline is. Parameters are translated by what the
-two devices can hold, moved to the nearest point that can be built here, and measured like anybody
-else's. Nothing of the evidence is carried over.
+Kernels tuned for one architecture are wrong for the next, but some of their choices help: the
+structure, the elements per thread, the depth of the pipeline. Parameters are translated by the
+capacities of the two devices, moved to the nearest point that can be built here, and measured like
+any others. No evidence is carried over.
 """
 
 from __future__ import annotations

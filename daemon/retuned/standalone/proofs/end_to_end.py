@@ -120,7 +120,7 @@ def follows(ctx: Context, proposal: Proposal) -> tuple[Consequence, str, str]:
 
 
 def rule_for(ctx: Context, definition: str) -> EndToEndRule:
-    """Return what the policy demands; what can be measured is, where there is none.
+    """Return the policy's rule; without one, the swap is measured where that is possible.
 
     Raises
     ------
@@ -291,7 +291,7 @@ def _switched(ctx: Context, order: SwapOrder, *, off: bool) -> bool:
 
 
 def _stands(ctx: Context, order: SwapOrder, *, off: bool) -> bool:
-    """Whether the server has this very order, switched as it must be, and has not gone back."""
+    """Whether the server has this very order, switched as it must be, and has not rolled back."""
     return any(
         (slot.definition, slot.active, slot.epoch)
         == (order.definition, order.artifact, order.epoch)

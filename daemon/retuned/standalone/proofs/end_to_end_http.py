@@ -87,7 +87,7 @@ class HttpEndToEnd:
     Raises
     ------
     UsageError
-        If the address is none.
+        If the address is not an HTTP address.
     """
 
     def __init__(
@@ -249,7 +249,7 @@ class FakeEndToEnd:
     """Hands out what a test wrote, and counts how often it was asked."""
 
     script: list[Served | Exception] = field(default_factory=list)
-    """Answers in order; the last one again and again."""
+    """Answers in order; the last one repeatedly."""
     passes: int = 0
     """How often it was asked."""
 

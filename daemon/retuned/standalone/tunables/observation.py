@@ -1,4 +1,4 @@
-"""Observation of a server's tunables: what recent traffic asks of them, and what is believed.
+"""Observation of a server's tunables: their launches in recent traffic, and hypotheses on tables.
 
 A tunable is a kernel of the catalog whose only structure is a table. Its incumbent is the server's
 own choice, its environment the server's. Each one without a hypothesis has a reason in its record.
@@ -48,7 +48,7 @@ _QUIET = frozenset(
 
 
 def observe(ctx: Context) -> None:
-    """Look at the server's tunables, and believe in tables where they may save enough.
+    """Observe the server's tunables; make hypotheses on tables where they may save enough.
 
     Each tunable without a hypothesis has a reason in its record.
     """

@@ -22,7 +22,7 @@ class Edit:
     search: str
     """Text that must be found exactly once, whole lines."""
     replace: str
-    """What stands there instead."""
+    """Its replacement."""
 
 
 def parse_edits(text: str) -> tuple[Edit, ...]:

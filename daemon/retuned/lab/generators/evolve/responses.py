@@ -89,7 +89,7 @@ def parse_answer(
     fences
         Words that the language's source block may carry.
     base
-        Source of the base; None where there is none, and so nothing to edit.
+        Source of the base; None without a base to edit.
     base_id
         Hex digits of the base's digest; an answer names at least the first eight.
 

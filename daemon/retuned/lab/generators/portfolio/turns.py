@@ -1,4 +1,4 @@
-"""Where turns are kept: a resumed experiment knows whom it has asked and what came of it."""
+"""Stored turns: a resumed experiment continues with the turns so far and their outcomes."""
 
 from __future__ import annotations
 

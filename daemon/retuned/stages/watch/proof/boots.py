@@ -75,7 +75,7 @@ class BootSettings(Record):
     max_duration_s: float = Field(default=7 * 86_400.0, gt=0.0)
     """Longest time until a verdict, seconds by the wall."""
     min_effect: float = Field(default=LiveProof().min_effect, gt=0.0, lt=1.0)
-    """Smaller effects are none, log ratio; where boots differ by more, the boot spread counts."""
+    """Smaller effects do not count, log ratio; if boots differ by more, the boot spread counts."""
     max_harm: float = Field(default=LiveProof().max_harm, gt=0.0)
     """Longer step time that stops the proof before it is proven, ratio minus one."""
     harm_pairs: int = Field(default=2, ge=2)

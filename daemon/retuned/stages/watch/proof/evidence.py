@@ -96,7 +96,7 @@ class Capitals(Record):
     def after(self, **differences: float) -> Capitals:
         """Return the capitals after one bet each, on differences by the capital's name, in scales.
 
-        A positive difference speaks for what the capital is named after.
+        A positive difference supports the side that the capital is named after.
         """
         logs = factors(np.array(list(differences.values())))
         new = {
