@@ -171,7 +171,7 @@ def test_a_kernel_that_was_taken_back_says_why(server: Server, run: Run) -> None
     text = run("status")
     assert "original (tripped)" in text
     assert "tripped: shadow-mismatch" in text
-    assert "aaaaaaaaaaaa may not come: shadow-mismatch" in text
+    assert "aaaaaaaaaaaa may not run: shadow-mismatch" in text
     idle = next(line for line in text.splitlines() if line.startswith("idle"))
     assert "none yet" in idle
     assert "closed" in idle

@@ -80,7 +80,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve until told to stop.
+    """Serve until a signal, or until the parent ends.
 
     Raises
     ------

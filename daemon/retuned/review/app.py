@@ -160,7 +160,7 @@ class Pages:
         )
 
     def swaps(self, request: Request) -> Response:
-        """Show swaps and ways back."""
+        """Show swaps and rollbacks."""
         who = self._who(request)
         return self._page(
             request, who, "swaps.html", found=self._source.swaps(who, slice_of(request, limit=PAGE))

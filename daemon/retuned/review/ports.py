@@ -76,7 +76,7 @@ class ReviewSource(Protocol):
         ...
 
     def swaps(self, viewer: Person, part: Slice) -> ResultPage[Line]:
-        """Return swaps and ways back, newest first."""
+        """Return swaps and rollbacks, newest first."""
         ...
 
     def drifts(self, viewer: Person, part: Slice) -> ResultPage[DriftLine]:

@@ -51,7 +51,7 @@ class ReviewPhase(StrEnum):
     IN_PLACE = "in-place"
     """Kept."""
     GOING_BACK = "going-back"
-    """Servers go back to what ran before."""
+    """Servers roll back to the kernels that ran before."""
     ENDED = "ended"
     """Nothing follows."""
 
@@ -284,9 +284,9 @@ class ProposalDetails:
     doubt: Doubt | None = None
     """Why the evidence is not verified; None where it is."""
     candidate: Solution | None = None
-    """What would be swapped in; None where its source is not kept here."""
+    """The variant; None if its source is not stored here."""
     incumbent: Solution | None = None
-    """What it replaces; None where its source is not kept here."""
+    """The kernel that it replaces; None if its source is not stored here."""
     places: tuple[NodeRow, ...] = ()
     """Servers, pods or processes."""
     lines: tuple[Line, ...] = ()

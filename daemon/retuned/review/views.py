@@ -78,7 +78,7 @@ def worth_of(
     yield "kernel time", f"{share.point:.2%} less ({share.lower:.2%} to {share.upper:.2%})"
     yield "predicted", prediction_of(forecast)
     if hours is None:
-        yield "GPU-hours", "unknown: no profile has the GPU's busy share"
+        yield "GPU-hours", "unknown: no profile shows how busy the GPU is"
         return
     said = " to ".join(text.significant(each) for each in (hours.lower, hours.upper))
     yield "GPU-hours", f"{text.significant(hours.point)} a month ({said})"
@@ -188,7 +188,7 @@ class ProposalView:
     worth: tuple[tuple[str, str], ...]
     """Hours and money, with their bounds and how they were reckoned."""
     gates: tuple[GateView, ...]
-    """What was asked of the candidate."""
+    """Validation gates of the candidate."""
     sure: tuple[tuple[str, str], ...]
     """How sure the numbers are."""
     words: tuple[WordView, ...]
@@ -196,7 +196,7 @@ class ProposalView:
     acts: tuple[ActView, ...]
     """What can be said now."""
     changes: Difference | None
-    """Sources and parameters; None where the variant's source is not kept here."""
+    """Sources and parameters; None if the variant's source is not stored here."""
     shapes: Figure | None
     """Speedup at each shape."""
     roof: Figure | None
