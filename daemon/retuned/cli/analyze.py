@@ -142,7 +142,7 @@ def diff(
         bool, typer.Option("--fail-on-drift", help="Exit with 1 if the workload drifted.")
     ] = False,
 ) -> None:
-    """Say whether and how the workload of one trace differs from another's.
+    """Report whether and how the workload of one trace differs from another's.
 
     Kernels whose shapes only one of the traces knows are compared by name alone, and a warning
     reports it: compare traces that were recorded in the same way.
@@ -339,7 +339,7 @@ def command(
         Table, typer.Option("--format", help="What rocprofv3 writes; rocpd needs ROCm 7.0.")
     ] = Table.CSV,
     scratch: Annotated[
-        Path, typer.Option(help="Where records lie until the server ends; not in the folder.")
+        Path, typer.Option(help="Folder of records until the server ends; not the watched one.")
     ] = Path(SCRATCH),
     as_json: JsonFlag = False,
 ) -> None:

@@ -124,7 +124,7 @@ def _interval(interval: Interval) -> str:
     )
 
 
-app = typer.Typer(no_args_is_help=True, help="Show and verify what winners rest on.")
+app = typer.Typer(no_args_is_help=True, help="Show and verify the evidence of candidates.")
 
 WhatArgument = Annotated[
     str,

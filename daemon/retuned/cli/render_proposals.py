@@ -163,7 +163,7 @@ def print_decision(decision: SwapDecision, proposal: Proposal, *, then: str) -> 
     )
     out.print(f"  artifact {decision.digest}", soft_wrap=True)
     out.print(safe(f"  means: {meaning(proposal)}"), soft_wrap=True)
-    out.print(f"{then[:1].upper()}{then[1:]}; `retuned show` says where it stands.", soft_wrap=True)
+    out.print(f"{then[:1].upper()}{then[1:]}; `retuned show` shows its status.", soft_wrap=True)
 
 
 def print_events(events: Sequence[Event]) -> None:

@@ -141,7 +141,7 @@ def show(
     state_dir: StateOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Show one proposal: numbers, risk, what the policy asks, what was said and done."""
+    """Show one proposal: numbers, risk, demands of the policy, decisions and history."""
     with desk(config, state_dir) as at:
         stored, proposal = find(at.store, id)
         gate = gate_of(at.store, stored.id)
@@ -255,7 +255,7 @@ def rollback(
     state_dir: StateOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Take a swap back. Never gated by windows, freezes or approvals."""
+    """Roll a swap back. Never gated by windows, freezes or approvals."""
     if bool(id) == bool(slot):
         raise UsageError("name either a proposal or --slot KERNEL")
     with desk(config, state_dir) as at:

@@ -438,7 +438,7 @@ def report(
     state_dir: StateOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Say what tuning cost and what it saved, by month, server and kernel."""
+    """Report what tuning cost and what it saved, by month, server and kernel."""
     check_month(month)
     with desk(config, state_dir) as at:
         whole = accounts(at.store)

@@ -45,10 +45,10 @@ def freeze(
     state_dir: StateOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """No new experiments and swaps, at once, with or without a daemon.
+    """Stop new experiments and swaps immediately, with or without a daemon.
 
-    What is measured or swapped already goes on, and so do watching and rollbacks; --stop takes
-    swaps back as well.
+    Experiments and swaps that have begun go on, and so do watching and rollbacks; --stop also rolls
+    swaps back.
     """
     with desk(config, state_dir) as at:
         sign = TuningFreeze(
@@ -120,7 +120,7 @@ def rearm(
     state_dir: StateOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Close the breaker of a kernel that a server took back by itself.
+    """Close the breaker of a kernel that tripped in a server.
 
     It swaps nothing: the variant may be proposed and approved again. It needs a reason, which
     `retuned history` shows. --lessons instead removes the lessons that live proofs left against

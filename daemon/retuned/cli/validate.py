@@ -330,7 +330,7 @@ def check_policy(
     file: Annotated[Path, typer.Argument(help="Policy in YAML, or a folder of them.")],
     json: JsonFlag = False,
 ) -> None:
-    """Check a policy, or all of a folder, and say what of it one machine does not enforce.
+    """Check a policy, or all of a folder, and list the fields that one machine does not enforce.
 
     Exit 0 valid, 1 invalid, 3 unreadable.
     """
@@ -348,7 +348,7 @@ def explain(
     all: Annotated[bool, typer.Option("--all", help="Fields with their default, too.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Say what a policy means: its fields in words, and what a live proof leads to.
+    """Explain a policy: its fields in words, and the result of each verdict of a live proof.
 
     Exit 0 valid, 1 invalid, 3 unreadable.
     """

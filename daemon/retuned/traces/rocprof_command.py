@@ -79,7 +79,7 @@ def rocprof_command(
     table
         What it writes.
     scratch
-        Where records lie until the server ends; not in a watched folder, whose unreadable files
+        Folder of records until the server ends; not in a watched folder, whose unreadable files
         are cleared away.
 
     Raises

@@ -12,12 +12,12 @@ from retuned.cli.output import JsonFlag
 from retuned.cli.session import ConfigOption, StateOption
 from retuned_bench.dataset.options import SEED, UNKNOWN_LICENSE, Format
 
-app = typer.Typer(no_args_is_help=True, help="Take data for training out of the experiments.")
+app = typer.Typer(no_args_is_help=True, help="Export training data from the experiments.")
 
 
 @app.callback()
 def dataset() -> None:
-    """Take data for training out of the experiments."""
+    """Export training data from the experiments."""
 
 
 @app.command()
