@@ -14,8 +14,8 @@ of the same source, launched as its runtime launches every artifact.
 Of FlashInfer-Bench everything runs as it is in the wheel, but the module `flashinfer` is an empty
 one: it is imported to patch its own functions, which nothing here calls.
 
-Everything is interleaved in blocks, in an order drawn anew; medians with intervals of 95 % by order
-statistics; the clock is the thread's processor time, and on a GPU the device is waited for outside.
+Everything is interleaved in blocks, in a new random order; medians with intervals of 95 % by order
+statistics; the clock is the thread's processor time. On a GPU, the wait for the device is outside.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def measure(
     calls: int,
     settle: Callable[[], None],
 ) -> dict[str, list[float]]:
-    """Time every subject once a block, in an order drawn anew."""
+    """Time every subject once a block, in a new random order."""
     times: dict[str, list[float]] = {name: [] for name in subjects}
     source = random.Random(0)
     with torch.inference_mode():

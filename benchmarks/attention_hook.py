@@ -4,7 +4,7 @@
 
 vLLM's own launcher runs with kernels that do nothing, so that its Python code alone is timed, on
 the thread's processor time. No table is in force, and all calls are of one size class, as those of
-the layers of one step are. The hook is taken out and put back in an order drawn anew for each
+the layers of one step are. The hook is taken out and put back in a new random order for each
 block. The report has the median over blocks, and of the difference within each block the interval
 of 95 % from order statistics. `pass_us` is what a Python function costs that passes these arguments
 on. Needs the sources of vLLM that the contract tests unpack.

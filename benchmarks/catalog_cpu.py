@@ -6,8 +6,8 @@
 Everything compared is interleaved in one process on one thread. Weights rotate through copies
 larger than the second-level cache, as a model's layers do: at few rows each turn of a variant runs
 once over all copies untimed and once timed, so that every variant finds its weights in the same
-cache. The clock is the thread's processor time: being descheduled on a busy machine is not held
-against whoever it happened to. Times are medians with an interval of 95 % from order statistics,
+cache. The clock is the thread's processor time: a pause by the scheduler of a busy machine does not
+count. Times are medians with an interval of 95 % from order statistics,
 and contain some 3 us for the call itself. Results are in benchmarks/results/.
 """
 

@@ -2,7 +2,7 @@
 
     python benchmarks/honest.py                      every hand-written order, and a draw of points
     python benchmarks/honest.py --points 0           all points of all spaces of the catalog
-    python benchmarks/honest.py --languages triton   interpreted where there is no GPU
+    python benchmarks/honest.py --languages triton   interpreted on a machine without a GPU
 
 Every variant is compiled and run for real: contract, compiler, audit, memory, numerics against
 float64, at two small shapes and their edges. Results, every refusal with its reason among them, go

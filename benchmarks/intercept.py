@@ -3,8 +3,8 @@
     python benchmarks/intercept.py [--blocks 60] [--calls 2000]
 
 Triton compiles for a device that launches nothing (tests/runtime/intercept/fake_driver.py), so that
-what is timed is the host's part alone, without the driver's call. Subjects are interleaved in an
-order drawn anew per block, after calls that settle the interpreter; the clock is the thread's
+only the host's part is timed, without the driver's call. Subjects are interleaved in a new random
+order per block, after calls that settle the interpreter; the clock is the thread's
 processor time. Reported are medians over blocks and their interval of 95 % from order statistics,
 and the same for the difference to stock within each block. Needs no GPU.
 """
@@ -101,7 +101,7 @@ class Bench:
         self.hook.install()
 
     def swapped(self) -> None:
-        """Put a variant in force that runs with a block of its own."""
+        """Put a variant in force that runs with another block."""
         self.counted()
         self.by_numbers(2)
         self.by_rule(2)

@@ -5,7 +5,7 @@
 It needs what `make e2e` needs. The cluster, the chart, the images and the demo's server are those
 of the end-to-end tests: drift, an experiment, a proposal, two approvals. The policy has
 `switching: false`, so that pairs of replicas, A/A pairs first, prove the swap beside the serving
-pod. All requests have connections of their own, because a Service balances connections. The status
+pod. Each request has a separate connection, because a Service balances connections. The status
 with the verdict, every pair of the signed state, and the requests that failed are written to
 benchmarks/results/live_proof_replicas_cluster.json.
 """

@@ -1,6 +1,6 @@
-"""Simulated boots of replicas for the live proof of what only a start can change.
+"""Simulated boots of replicas for live proofs of swaps that need a restart.
 
-A boot has a level of its own: the logarithm of its step time differs from that of other boots of
+Each boot has its own level: the logarithm of its step time differs from that of other boots of
 the same configuration by a normal or a heavy-tailed draw (`spread`), whatever it runs. Within a
 boot, steps have the composition and the costs of `live_proof_sim.GPU_BOUND`; their noise wobbles
 within the window. Traffic differs from pair to pair, and the balancer sends more work to the boot

@@ -5,7 +5,7 @@
 
 etcd, API server and controllers are real, on loopback; kwok plays nodes. There are `--targets`
 TuningTargets with three server pods and a SwapProposal each, and SwapDecisions up to `--objects`.
-The operator is ``python -m retuned_operator``, a process of its own with all controllers, agent API
+The operator is ``python -m retuned_operator``, a separate process with all controllers, agent API
 and certificates, behind a relay. Then targets change their mode, `--rate` a second, evenly. At the
 end every connection that the operator has falls silent without an end, and one target changes.
 

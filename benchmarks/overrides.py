@@ -2,17 +2,17 @@
 
     python -m benchmarks.overrides [--blocks 200] [--calls 1000] [--core 0] [--out FILE]
 
-Two operators with the schemas of vLLM's, their kernels in C++ as the server's are: one writes to an
-output of its own (`rms_norm`), one writes over what it reads (`fused_add_rms_norm`). Both normalise
-one row of 16 numbers, so that what is left is the call. Of each:
+Two operators with the schemas of vLLM's, their kernels in C++ as the server's are: one writes to a
+separate output (`rms_norm`), one writes over its inputs (`fused_add_rms_norm`). Both normalise one
+row of 16 numbers, so that the call itself is measured. Of each:
 
-- `stock`: nobody has taken it over;
+- `stock`: without an override;
 - `passed`: a Python function that only calls the original, the least that an override costs;
 - `counted`: a slot behind it, nothing swapped;
 - `swapped`: a C++ variant in force, no checks.
 
 PyTorch has one override an operator, so each block installs one, warms up and times it; subjects
-come in an order drawn anew, and every block times all of them. Reported is the median over blocks
+come in a new random order, and every block times all of them. Reported is the median over blocks
 with an interval of 95 % by order statistics, and the same for the difference to `stock` within
 blocks. The clock is the thread's processor time. Taking over and giving back is timed by itself,
 once a block. Raw numbers are in benchmarks/results/overrides.json.

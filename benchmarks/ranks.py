@@ -2,8 +2,8 @@
 
     python -m benchmarks.ranks [--rounds 30] [--ranks 1 2 4 8]
 
-Each rank is a process of its own with one slot whose kernel does nothing, so that what is timed is
-the agreement itself, through sockets, as the daemon does it:
+Each rank is a separate process with one slot whose kernel does nothing, so that only the agreement
+is timed, through sockets, as the daemon does it:
 
 - `prepare`, `commit` (a vote and a flip) and `rollback` (a flip), by the number of ranks; subjects
   follow each other within a round, rounds follow each other;

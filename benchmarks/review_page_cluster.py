@@ -4,7 +4,7 @@
 reflectors keep, with their indices; evidence and sources in its record store; who may see what is
 asked of a fake API server. The page is served over a real connection to one client behind the
 proxy's secret, which asks for one page after the other, in random order, on one core that all of
-it shares. "past, cold" is asked for when the kept order of ended proposals has grown too old.
+it shares. The client requests "past, cold" when the cached order of ended proposals is too old.
 Writes benchmarks/results/review_page_cluster.json.
 """
 

@@ -2,11 +2,11 @@
 
     python benchmarks/rollback.py [--rounds 300] [--seeds 1000] [--trips 30]
 
-Measured on a slot whose kernels do nothing, so that what is timed is the way back itself:
+Measured on a slot whose kernels do nothing, so that only the rollback itself is timed:
 
 - the flip back after a check that is badly wrong, and a canary's step, by the number of shapes that
-  the slot has seen;
-- what a canary costs a launch: in blocks, subjects interleaved in an order drawn anew;
+  the slot has served;
+- what a canary costs a launch: in blocks, subjects interleaved in a new random order;
 - launches until a kernel that is wrong in 1 % of them is found at one check in 50, played with the
   runtime's own slot and sampler, a kernel each seed;
 - alarm to original through socket, daemon's steps and its database: one process, the daemon looks
@@ -140,7 +140,7 @@ def summary(values: Sequence[float]) -> dict[str, float]:
 
 
 def flips(rounds: int) -> dict[str, Any]:
-    """Time the way back after a bad check, and a canary's step, by the shapes seen."""
+    """Time the rollback after a bad check, and a canary's step, by the number of served shapes."""
     found: dict[str, Any] = {}
     for shapes in (1, 64, 4_096):
         slot = Slot(DEFINITION, lambda _: 0.0)
@@ -216,7 +216,7 @@ def through_the_daemon(trips: int) -> list[float]:
     times: list[float] = []
 
     class Plugin:
-        """Runs the test's own world as often as is asked."""
+        """Repeats the test's own world the requested number of times."""
 
         def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
             metafunc.fixturenames.append("number")

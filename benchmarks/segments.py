@@ -2,8 +2,8 @@
 
 A launch that the server made is caught in its slot and made again, from the outermost call to the
 driver's, each layer by itself. What a layer costs is what it takes beyond the layer inside it, so
-that the layers add up to the whole launch. `PARTS` are looked at besides: they lie inside of
-layers. Rounds take all in an order drawn anew, and wait for the device after each.
+that the layers add up to the whole launch. `PARTS` are timed besides: they are inside of layers.
+Rounds take all in a new random order, and wait for the device after each.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Thunk = Callable[[], object]
 
 LAYERS = ("entry", "leading", "repeat", "runner", "driver")
 """From the outermost: what ``kernel[grid](...)`` does before it is led to its slot; finding the
-slot's table; telling from the arguments that the launch is one that was decided before, with what
-is asked of each all the same, and its counters; device, stream and hooks; the driver's call."""
+slot's table; finding by the arguments that the launch was decided before, with the checks that
+every launch needs, and its counters; device, stream and hooks; the driver's call."""
 PARTS = ("key", "captured", "arguments", "stream")
 """Inside of them: stream in ``runner``, the others in ``repeat``."""
 LONG_WAY = ("long way", "of which key of the slot", "of which signature", "of which grid")
@@ -178,7 +178,7 @@ def timed(
     thunks
         What is timed; each settles the interpreter first.
     rounds
-        Each takes all thunks, in an order drawn anew.
+        Each takes all thunks, in a new random order.
     calls
         Of one thunk in one round; fewer than a device queues.
     wait

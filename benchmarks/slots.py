@@ -2,10 +2,10 @@
 
     python benchmarks/slots.py [--blocks 200] [--calls 2000] [--core 0]
 
-Everything compared is interleaved: a block times each subject once, in an order drawn anew, so that
-a busy neighbour meets all of them. Reported is the median over blocks with an interval of 95 % from
-order statistics, and the same for the difference to the subject's plain call within each block. The
-clock is the thread's processor time. Raw block times are in benchmarks/results/slots.json.
+Everything compared is interleaved: a block times each subject once, in a new random order, so that
+a busy neighbour affects all of them. The report has medians over blocks, with an interval of 95 %
+by order statistics, and the same for the difference to the subject's plain call within each block.
+The clock is the thread's processor time. Raw block times are in benchmarks/results/slots.json.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m benchmarks.steps_cost [--blocks 200] [--steps 200]
 
 A step is `execute_model` and `sample_tokens` of a worker that does nothing, so the time is that of
-the hook. Subjects are interleaved: a block times each subject once, in an order drawn anew. The
+the hook. Subjects are interleaved: a block times each subject once, in a new random order. The
 report has the median over blocks with an interval of 95 % from order statistics, and the same for
 the difference to another subject within each block. The clock is the thread's processor time.
 Events of a GPU are played by objects that do nothing: what real events cost, only a GPU shows.

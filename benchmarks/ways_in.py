@@ -2,7 +2,7 @@
 
     python benchmarks/ways_in.py [--rounds 60]
 
-Subjects, each a process of its own, interleaved within a round:
+Subjects, each a separate process, interleaved within a round:
 
 - `bare`: nothing injected;
 - `off`: injected, with RETUNED_RUNTIME=off;

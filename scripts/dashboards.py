@@ -30,7 +30,7 @@ class Panel:
     queries: tuple[tuple[str, str, str], ...]
     """PromQL, the legend of its series, and their unit; empty for the panel's."""
     unit: str
-    """Grafana's name of the unit; series of another have an axis of their own, on the right."""
+    """Grafana's name of the unit; series of another unit have a second axis, on the right."""
     kind: str = "timeseries"
     """``timeseries``, ``stat``, ``table`` or ``bargauge``."""
     width: int = 12

@@ -56,7 +56,7 @@ def folding_cost() -> dict[str, Any]:
 
 
 def _apart() -> dict[str, Any]:
-    """Flood in a process of its own, so that nothing else counts as memory."""
+    """Flood in a separate process, so that nothing else counts as memory."""
     command = [sys.executable, "-c", f"import {__name__} as c, json; print(json.dumps(c.flood()))"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     answer: dict[str, Any] = json.loads(done.stdout)

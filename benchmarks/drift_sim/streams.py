@@ -125,7 +125,7 @@ class World:
         )
 
     def service(self, part: str) -> World:
-        """Make a service of its own of every other client, by falling requests over both weeks.
+        """Make a service of every other client, by falling requests over both weeks.
 
         ``tuning`` has the first, third ... client, ``held-out`` the second, fourth ...; ``all`` is
         the service as it was.
@@ -172,7 +172,7 @@ def run(
 def _without_busiest(traffic: Traffic) -> Traffic:
     rates = traffic.rates.copy()
     rates[:, int(np.argmax(rates.sum(axis=0)))] = 0.0
-    # a window in which nobody else sent anything keeps its client
+    # a window in which no other client sent anything keeps its client
     alone = rates.sum(axis=1) == 0
     rates[alone] = traffic.rates[alone]
     return replace(traffic, rates=rates)

@@ -3,8 +3,8 @@
     OUT=/tmp/out python benchmarks/gpu/catalog_gpu.py --part rows [--limit-s 560] [--jobs 13]
     python benchmarks/gpu/catalog_gpu.py --part rows --dry-run     peers against references, no GPU
 
-For each kernel and each shape: (1) the time of every point of its spaces (of large spaces a sample
-by chance, which is said), so that searches can be replayed on them later; (2) incumbent, PyTorch
+For each kernel and each shape: (1) the time of every point of its spaces (of large spaces a random
+sample, which the result marks), so that searches can be replayed later; (2) incumbent, PyTorch
 compiled with max-autotune, and the best point, once more and interleaved; (3) the best point's
 outputs against the float64 reference. See `clocking` for how a time is taken. Writes
 ``catalog_gpu_PART.json`` into ``$OUT``.

@@ -174,5 +174,5 @@ def peers_of(op_type: str) -> tuple[Peer, ...]:
 
 
 def compiled(peer: Peer) -> Any:  # noqa: ANN401 - what torch.compile returns
-    """Return the form as PyTorch's compiler tunes it; without graphs of its own."""
+    """Return the form as PyTorch's compiler tunes it, without the compiler's graphs."""
     return torch.compile(peer, mode="max-autotune-no-cudagraphs", dynamic=False, fullgraph=True)

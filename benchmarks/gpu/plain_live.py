@@ -1,4 +1,4 @@
-"""A plain PyTorch server with a kernel of its own, whose frozen choice was made bad on purpose.
+"""A plain PyTorch server with its own kernel, whose frozen choice was made bad on purpose.
 
     OUT=/tmp/out python -m benchmarks.gpu.plain_live --work /tmp/plain
 
@@ -88,7 +88,7 @@ def serve(sockets: Path, folder: Path) -> None:
         assert worst is None or float(worst) < 2.0
         return out
 
-    launch(64)  # the warm-up: the autotuner is asked once
+    launch(64)  # the warm-up: the server asks the autotuner once
     key = next(iter(kernels.product.cache))
     asked_once = kernels.product.cache[key]
     served, stop = [0], threading.Event()

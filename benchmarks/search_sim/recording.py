@@ -54,6 +54,6 @@ def record(cache: Path) -> Iterator[dict[str, Any]]:
 def _subject(entry: catalog.KernelEntry, solution: Solution, cache: Path) -> Subject | None:
     try:
         return Subject(entry, solution, cache=cache)
-    except CandidateError as error:  # a point that the compiler refuses is no point
+    except CandidateError as error:  # a point that the compiler refuses does not count
         print(f"{solution.name}: {error}")
         return None

@@ -22,7 +22,7 @@ BATCH = 4
 
 
 def sibling(surface: Surface, *, number: int, spread: float) -> Surface:
-    """Return another size of a made-up kernel: the same law, bent anew by so much per value.
+    """Return another size of a made-up kernel: the same law, with a new random change per value.
 
     Parameters
     ----------

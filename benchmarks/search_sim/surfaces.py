@@ -171,7 +171,7 @@ def synthetic(kind: str, seed: int, *, part: str) -> Surface:
         (point for point, took in times.items() if took is not None),
         key=lambda point: (times[point], point),
     )
-    # The incumbent is somebody's honest work: better than three in four points.
+    # The incumbent is as good as a carefully written kernel: better than three in four points.
     incumbent = built[len(built) // 4]
     params = next(space.params for space in spaces if space.name == incumbent.structure)
     at = {n: c[i] for (n, c), i in zip(params.items(), incumbent.places, strict=True)}

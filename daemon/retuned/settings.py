@@ -332,7 +332,7 @@ class Settings(BaseModel):
     """Address of the Prometheus metrics; they name kernels, so think before opening them."""
     review: str = Field(default="", max_length=80)
     """Address of the review page, `HOST:PORT` of this machine alone, such as `127.0.0.1:9476`;
-    empty serves none. Whoever opens it is known by the user that the browser runs as
+    empty serves none. The page identifies its reader by the user that the browser runs as
     (`docs/on-call.md`)."""
     review_url: str = Field(default="", max_length=2000)
     """Address under which people reach the review page, which messages link to; empty takes that of
@@ -341,8 +341,8 @@ class Settings(BaseModel):
     """Base address of an Alertmanager that proposals are posted to as alerts, for a machine whose
     metrics no Prometheus reads; empty posts none. Channels: docs/notify.md."""
     alertmanager_token: str = Field(default="", max_length=1000)
-    """Bearer token for it: a file, or `env:NAME`. This and all secrets below are read anew each
-    time, and are never settings themselves."""
+    """Bearer token for it: a file, or `env:NAME`. Retuned reads this and all secrets below again
+    for each use; the secrets themselves are never settings."""
     slack_webhook: str = Field(default="", max_length=1000)
     """Address of a Slack incoming webhook, which is a secret: a file, or `env:NAME`."""
     slack_token: str = Field(default="", max_length=1000)
@@ -369,8 +369,8 @@ class Settings(BaseModel):
     """Bearer token that Alertmanager's webhooks bring along: a file, or `env:NAME`. Without it none
     is heard."""
     alertmanager_pause_s: float = Field(default=21_600.0, ge=60.0, le=604_800.0)
-    """How long an alert with the label `retuned_pause: "true"` stops tuning unless it is said
-    again, seconds; Alertmanager's `repeat_interval` is between half of it and less than it."""
+    """How long an alert with the label `retuned_pause: "true"` stops tuning unless Alertmanager
+    sends it again, seconds. `repeat_interval` must be at least half of it and less than it."""
     gpus: int = Field(default=1, ge=1, le=100_000)
     """Accelerators that the watched server uses; savings in hours are reckoned with it."""
     gpu_hour_usd: float | None = Field(default=None, ge=0.0)

@@ -66,7 +66,7 @@ def test_a_run_is_taken_up_from_its_file(folder: Path) -> None:
     [
         (("--generator", "nobody"), "there are search"),
         (("--generator", "evolve"), "evolve_url"),
-        (("--problems", "/nowhere"), "there is no such folder"),
+        (("--problems", "/nowhere"), "the folder does not exist"),
     ],
 )
 def test_wrong_usage_is_told_before_anything_runs(

@@ -149,7 +149,7 @@ def test_a_kept_folder_with_the_state_of_another_run_is_refused(run: Any, tmp_pa
     assert isinstance(result.exception, UsageError)
     assert "state of an earlier run" in str(result.exception)
     (tmp_path / "file").touch()
-    assert "no folder" in str(run(None, "--keep", str(tmp_path / "file")).exception)
+    assert "not a folder" in str(run(None, "--keep", str(tmp_path / "file")).exception)
 
 
 def test_a_page_that_cannot_be_written_ends_the_demo_before_it_begins(

@@ -162,7 +162,7 @@ def test_every_place_that_the_settings_name_has_its_fact(tmp_path: Path) -> None
     assert [fact.value for fact in folders] == [str(path) for path in settings.watch_dirs]
     assert [fact.level for fact in folders] == [Level.OK, Level.LIMITED, Level.LIMITED]
     assert "does not exist" in folders[1].advice
-    assert "is no folder" in folders[2].advice
+    assert "is not a folder" in folders[2].advice
     policies = [fact for fact in found if fact.name == "policy"]
     assert [fact.level for fact in policies] == [Level.OK, Level.MISSING, Level.LIMITED]
     assert "default/laptop-demo" in policies[0].value

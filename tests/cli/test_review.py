@@ -113,7 +113,7 @@ def test_the_list_says_what_each_proposal_waits_for(state: SqliteStore, run: Run
     put(state, "Promoted", id=TWIN, judged=False)
     text = run("proposals")
     assert "ab12ab12" in text
-    assert "1 more: anybody" in text
+    assert "1 more: anyone" in text
     assert "1.60x (>= 1.50)" in text
     body = run("proposals", "--json")
     assert [p["phase"] for p in body["proposals"]] == ["AwaitingApproval", "Promoted"]
@@ -333,8 +333,8 @@ def test_why_is_said_by_either_word(state: SqliteStore, run: Run) -> None:
 
 
 def test_a_freeze_without_a_reason_is_asked_for_one(state: SqliteStore, run: Run) -> None:
-    assert "no reason was given" in run("freeze")
-    assert "no reason was given" not in run("freeze", "--reason", "incident")
+    assert "without a reason" in run("freeze")
+    assert "without a reason" not in run("freeze", "--reason", "incident")
 
 
 def test_rollback_is_never_held_back_by_a_freeze(state: SqliteStore, run: Run) -> None:

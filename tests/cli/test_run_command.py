@@ -41,7 +41,7 @@ def test_each_folder_that_cannot_be_read_is_warned_of_once(
     watch = [tmp_path / "file", tmp_path / "none", tmp_path]
     command.run(state_dir=tmp_path / "state", watch=watch)
     first, second = warned(caplog)
-    assert first.startswith(f"watched folder {tmp_path / 'file'} is no folder; ")
+    assert first.startswith(f"watched folder {tmp_path / 'file'} is not a folder; ")
     assert second.startswith(f"watched folder {tmp_path / 'none'} does not exist; ")
 
 

@@ -169,9 +169,9 @@ def test_a_kernel_that_was_taken_back_says_why(server: Server, run: Run) -> None
     server.swap(slot).trip("shadow-mismatch", "ratio 9")
     server.slot("idle")
     text = run("status")
-    assert "original (taken back)" in text
-    assert "taken back: shadow-mismatch" in text
-    assert "aaaaaaaaaaaa may not come: shadow-mismatch" in text
+    assert "original (tripped)" in text
+    assert "tripped: shadow-mismatch" in text
+    assert "aaaaaaaaaaaa may not run: shadow-mismatch" in text
     idle = next(line for line in text.splitlines() if line.startswith("idle"))
     assert "none yet" in idle
     assert "closed" in idle
@@ -402,7 +402,7 @@ def test_a_tripped_kernel_is_armed_and_who_and_why_is_kept(
     server.swap(slot).trip("shadow-mismatch", "ratio 9")
     text = run("rearm", "double_m", "--reason", "the driver was updated")
     assert "Armed double_m again" in text
-    assert "aaaaaaaaaaaa was taken back for shadow-mismatch" in text
+    assert "aaaaaaaaaaaa had tripped: shadow-mismatch" in text
     assert server.runtime._host._execution.supervision.breaker.state() == {}
     (event,) = [event for event in trail(folder) if event.what == "breaker-armed"]
     assert (event.who, event.kind, event.id) == ("ada", "slot", "double_m")

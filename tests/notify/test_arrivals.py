@@ -268,10 +268,10 @@ def test_what_is_not_ours_decides_nothing(site: Site, changes: Any, code: str) -
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"user": "U0ROOT"}, "root is nobody"),
-        ({"user": "U0GONE"}, "no user of this machine"),
+        ({"user": "U0ROOT"}, "root does not identify"),
+        ({"user": "U0GONE"}, "not a user of this machine"),
         ({"value": {"proposal": ID, "digest": "sha256:" + "ee" * 32}}, "another artifact"),
-        ({"value": {"proposal": "other", "digest": ARTIFACT}}, "no such proposal"),
+        ({"value": {"proposal": "other", "digest": ARTIFACT}}, "does not exist any more"),
     ],
 )
 def test_a_word_that_would_be_none_is_refused_and_the_person_is_told(

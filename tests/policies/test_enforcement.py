@@ -35,8 +35,8 @@ READERS = (
     *(DAEMON / "control").glob("*.py"),
     DAEMON / "stages" / "watch" / "own_overhead.py",
     DAEMON / "stages" / "watch" / "proof" / "service_level.py",
-    DAEMON / "standalone" / "sentinel.py",
-    DAEMON / "standalone" / "tunable_experiments.py",
+    DAEMON / "standalone" / "proofs" / "sentinel.py",
+    DAEMON / "standalone" / "tunables" / "experiments.py",
 )
 CONDITIONAL = {
     "spec.breakGlass.maxPods": "break_glass.max_pods",

@@ -243,11 +243,11 @@ def test_the_demo_tells_its_story_in_order(samples: ModuleType) -> None:
     headings = re.findall(r"<h2[^>]*>(.*?)</h2>", html)
     assert headings == [
         "1. The traffic drifted",
-        "2. What was believed",
+        "2. The hypotheses",
         "3. What was tried, and why it lost",
         "4. Who decided",
         "5. The swap",
-        "6. The injected fault and the way back",
+        "6. The injected fault and the rollback",
         "7. Requests",
         "Machine and method",
     ]
@@ -265,7 +265,7 @@ def test_a_bad_outcome_is_said_as_plainly_as_a_good_one(samples: ModuleType) -> 
     assert "3 failed." in shown
     assert "NOT rolled back" in shown
     assert "nothing was swapped and the incumbent stayed" in shown
-    assert "proven" not in shown.split("What was believed")[0]
+    assert "proven" not in shown.split("2. The hypotheses")[0]
 
 
 def test_new_and_gone_signatures_are_listed(samples: ModuleType) -> None:

@@ -23,7 +23,7 @@ def test_the_inbox_lists_what_waits_with_the_same_words_as_the_terminal(site: Si
     assert "1 waiting for a decision" in text
     assert text.count('href="/proposals/') == 1
     assert f"{one.speedup.point:.2f}x (&gt;= {one.speedup.lower:.2f})" in text
-    assert "1 more: anybody" in text
+    assert "1 more: anyone" in text
     assert "chat on node-7" in text
     assert browser.get("/in-force").text.count('href="/proposals/') == 1
     assert browser.get("/past").text.count('href="/proposals/') == 1
@@ -34,7 +34,7 @@ def test_what_goes_back_stands_above_all_that_waits(site: Site9476) -> None:
     for _ in range(60):
         site.propose()
     text = site.browser("ada").get("/").text
-    assert text.index("Going back") < text.index("RollbackFailed") < text.index("AwaitingApproval")
+    assert text.index("<h2>Rolling") < text.index("RollbackFailed") < text.index("AwaitingApproval")
 
 
 def test_a_proposal_says_what_where_how_much_how_sure_and_who_is_missing(site: Site9476) -> None:
@@ -79,7 +79,7 @@ def test_a_live_proof_is_drawn_with_its_numbers_as_text(site: Site9476) -> None:
 def test_hours_are_not_invented_where_no_profile_says_how_busy_the_gpu_is(site: Site9476) -> None:
     one = site.propose()
     text = site.browser("ada").get(f"/proposals/{key_of(one.id)}").text
-    assert "not known: no profile says how busy the GPU is" in text
+    assert "unknown: no profile shows how busy the GPU is" in text
 
 
 def test_a_changed_source_is_shown_line_by_line(site: Site9476) -> None:
@@ -141,7 +141,7 @@ def test_a_record_that_cannot_be_understood_is_named_and_hides_no_other(site: Si
     site.store.add("proposal", "damaged", {"nonsense": True}, phase="AwaitingApproval")
     text = site.browser("ada").get("/").text
     assert key_of(one.id) in text
-    assert "Left out, it cannot be read" in text
+    assert "Left out because it cannot be read" in text
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
@@ -200,7 +200,7 @@ def test_who_is_not_known_sees_nothing(site: Site9476) -> None:
 def test_an_address_of_nothing_is_answered_in_words(site: Site9476) -> None:
     answer = site.browser("ada").get("/proposals/" + "0" * 64)
     assert answer.status_code == 404
-    assert "There is no such proposal" in answer.text
+    assert "This proposal does not exist" in answer.text
 
 
 def test_an_expired_proposal_says_so_and_offers_no_approval(site: Site9476) -> None:

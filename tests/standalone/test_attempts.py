@@ -143,7 +143,7 @@ def test_turns_are_stored_with_the_experiment_and_told_in_its_history(world: Wor
     turn = Turn(
         number=1,
         generator="search",
-        because="nobody else can be asked",
+        because="no other generator is left",
         outcome=TurnOutcome.TRIED,
         proposed=(LOST.solution.digest,),
         tried=1,

@@ -160,4 +160,4 @@ def test_a_drift_is_answered_when_windows_after_its_swap_were_learned(world: Wor
     phases = Counter(world.phases(RecordKind.DRIFT))
     assert (phases["explained"], phases["answered"]) == (0, 1)
     (told,) = [each for each in world.store.events() if each.what == "traffic-adopted"]
-    assert "what is normal now" in told.detail["sentence"]
+    assert "new baseline" in told.detail["sentence"]

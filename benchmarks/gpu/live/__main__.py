@@ -42,7 +42,7 @@ from retuned.demo.processes import Cores  # noqa: E402
 from retuned.demo.traffic import Phase  # noqa: E402
 
 _PAUSE_S = 0.5
-"""That a thread which does nothing gets no turn for longer is told."""
+"""Longer pauses of an idle thread are reported."""
 _TRACE_BYTES = 1_000_000
 """Of a window as the profiler wrote it; packed better, four of them are below 3 MB."""
 
@@ -104,7 +104,7 @@ class Show:
             found = do()
             self.result[name] = found
             self.say(f"{name}: done in {time.monotonic() - started_s:.1f} s")
-        except Exception as error:  # one part that fails must not lose the others; it is told
+        except Exception as error:  # a part that fails must not lose the others; it is reported
             self.failed.append(name)
             self.result[name] = {"error": scrubbed(repr(error))[:4000],
                                  "trace": scrubbed(traceback.format_exc())[-3000:]}  # fmt: skip
@@ -126,7 +126,7 @@ class Show:
     # --- parts ------------------------------------------------------------------------------------
 
     def child_json(self, words: list[str], *, limit_s: float) -> Any:  # noqa: ANN401 - JSON
-        """Run a program that prints JSON; its environment has Retuned attached by nobody."""
+        """Run a program that prints JSON; its environment does not attach Retuned."""
         done = subprocess.run(
             [sys.executable, "-m", *words],
             cwd=ROOT, capture_output=True, text=True, timeout=limit_s, check=False,
@@ -136,7 +136,7 @@ class Show:
         return json.loads(done.stdout[done.stdout.index("{") :])
 
     def costs(self) -> Any:  # noqa: ANN401 - JSON
-        """Host cost of a launch, in a process of its own."""
+        """Host cost of a launch, in a separate process."""
         quick = self.options.quick
         words = ["benchmarks.gpu.live.costs", "--device", self.options.device]
         words += ["--blocks", "5" if quick else "15", "--calls", "1000" if quick else "1500"]
@@ -176,7 +176,7 @@ class Show:
         self.keep_logs(mode, folder)  # the daemon's last words come as it stops
 
     def keep_logs(self, mode: str, folder: Path) -> None:
-        """Write the ends of the processes' logs beside the results: for whoever looks for why."""
+        """Write the ends of the processes' logs beside the results, to explain failures."""
         names = ("server", "control", "daemon")
         text = "\n".join(f"--- {name}\n{_tail(folder / f'{name}.log', 300)}" for name in names)
         (self._out / f"logs-{mode}.txt").write_text(scrubbed(text) + "\n")

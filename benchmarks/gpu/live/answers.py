@@ -65,7 +65,7 @@ def check(
     Raises
     ------
     ValueError
-        If an answer that did not fail has no gaps: an answer that nobody checked is not right.
+        If an answer that did not fail has no gaps: an unchecked answer does not count as right.
     """
     wrong = tokens = not_first = 0
     worst = 0.0

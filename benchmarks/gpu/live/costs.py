@@ -3,8 +3,8 @@
     python -m benchmarks.gpu.live.costs [--blocks 15] [--calls 1500] [--device cuda]
 
 Subjects are Liger's RMSNorm and SwiGLU kernels at the shapes of a decode step, launched as Liger
-launches them. The variant that swaps in is what lifting made of the same launches, with another
-number of warps. States are interleaved, in an order drawn anew per block; wall clock of the host,
+launches them. The variant is the lifted kernel of the same launches, with another number of warps.
+States are interleaved, in a new random order per block; wall clock of the host,
 between two waits for the device. In the same blocks the launch alone, without Liger's call around
 it, is taken apart into layers (`benchmarks/segments.py`). Prints one JSON object.
 

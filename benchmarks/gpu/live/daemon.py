@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 
 _SHAPES = 4
 _GAIN = 1.1
-"""Believed by this file of what nobody else believes anything of."""
+"""Gain that this file assumes for kernels without another hypothesis."""
 
 
 class ShowLoop(Loop):
-    """The loop, which also believes of lifted kernels that nobody bound to the traces."""
+    """The loop, with hypotheses also on lifted kernels that the catalog does not bind to traces."""
 
     def observe(self) -> None:
         """As ever; then look for kernels that were left out."""

@@ -16,7 +16,7 @@ spec:
   gates:
   - {name: by-itself, approvals: {required: 0}}
 """
-"""Nobody has to approve; what is proven is what decides."""
+"""No person has to approve; the evidence decides."""
 SHADOW_EVERY = 200
 """One swapped launch in so many is checked."""
 

@@ -1,8 +1,8 @@
 """One turn of the loop in the running server: the daemon does it, this file watches from outside.
 
-Where the daemon proves no win, a variant without one is put in force by this file through the same
-socket, so that swap, engagement, checks and the way back are shown all the same; the result says so
-under ``ordered_by``.
+Where the daemon proves no win, this file puts a variant without one in force through the same
+socket, so that swap, engagement, checks and rollback are still shown; the result has this under
+``ordered_by``.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Turn:
         return {"seconds": round(time.monotonic() - started_s, 1)}
 
     def _drift(self) -> dict[str, Any]:
-        """Turn the traffic to code; nobody tells the daemon."""
+        """Turn the traffic to code; the daemon gets no notice of it."""
         assert self._traffic is not None, "traffic runs"
         self._traffic.phase = Phase.CODE
         started_s = time.monotonic()

@@ -3,7 +3,7 @@
 Keys and values lie in one static pool, a row per sequence. A decode step runs the rows 0 to B - 1,
 B being the smallest bucket that holds every sequence in the batch, so that its shape is one of a
 few and it can be captured: one graph per bucket. Rows that decode nothing in a step write into the
-pool's last column, which nobody attends to. Prefill runs sequence by sequence, eagerly.
+pool's last column, which no sequence attends to. Prefill runs sequence by sequence, eagerly.
 """
 
 # mypy: disable-error-code="no-untyped-call"

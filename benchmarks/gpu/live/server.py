@@ -1,7 +1,7 @@
-"""The server of the show: ``python -m benchmarks.gpu.live.server``. A process of its own.
+"""The server of the show: ``python -m benchmarks.gpu.live.server``. It is a separate process.
 
-The demo's endpoint and engine, over `benchmarks.gpu.live.model`. Whether Retuned is in it is said
-by the environment, as in any server: ``RETUNED_RUNTIME=off`` for the control, ``RETUNED_TRITON=on``
+The demo's endpoint and engine, over `benchmarks.gpu.live.model`. The environment decides whether
+Retuned is in it, as in any server: ``RETUNED_RUNTIME=off`` for the control, ``RETUNED_TRITON=on``
 for interception. Beside the demo's routes it has a few for the show::
 
     POST /live/windows  {"on": bool}             begin profiler windows, or no more
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from retuned.demo.profiler import ProfilerWindows
 
 _HOLD_S = 30.0
-"""Longest hold: who forgets to let go stops nobody for good."""
+"""Longest hold: a client that does not end its hold stops the server for at most this."""
 _STALL_S = 1.5
 _MAX_BODY_BYTES = 64 * 1024
 R = TypeVar("R", bound=Record)

@@ -157,9 +157,9 @@ class Stage:
     ) -> dict[str, Any]:
         """Serve the same requests on every side in turn, and compare tokens a second.
 
-        `sides` put themselves in order and return whom to ask. Every block has requests of its own,
-        which every process serves once before: libraries plan for each length that is new to them.
-        The order of the sides turns round from block to block.
+        Each of `sides` sets its state and returns the server to ask. Every block has other
+        requests, which every process serves once before: libraries plan for each new length.
+        The order of the sides reverses from block to block.
         """
         found: dict[str, list[float]] = {name: [] for name in sides}
         failed = 0

@@ -40,7 +40,7 @@ def pick(windows: Sequence[Path], *, most_bytes: int) -> Path | None:
 
 
 def publish(window: Path, target: Path) -> dict[str, Any]:
-    """Write a window without what is nobody's business; return what is in it.
+    """Write a window without private names; return a summary of it.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Variants of lifted kernels with another number of warps, whose gain nobody has proven."""
+"""Variants of lifted kernels with another number of warps, whose gain is not proven."""
 
 from __future__ import annotations
 

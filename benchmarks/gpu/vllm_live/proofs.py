@@ -179,7 +179,7 @@ def out_folder() -> Path:
 
 
 def keep_steps(number: int, name: str) -> None:
-    """Let the next proof write to a file of its own."""
+    """Let the next proof write to a separate file."""
     written = out_folder() / f"steps-{name}.jsonl.gz"
     if written.exists():
         written.rename(out_folder() / f"steps-{number}-{name}.jsonl.gz")

@@ -112,7 +112,7 @@ class KernelEntry:
             if inputs[name].shape != expected:
                 raise ValueError(
                     f"{self.definition.name}: input '{name}' has shape {inputs[name].shape}, "
-                    f"the axes say {expected}"
+                    f"the axes need {expected}"
                 )
         return self.compute(**{name: inputs[name] for name in self.definition.inputs})
 

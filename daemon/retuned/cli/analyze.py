@@ -38,7 +38,7 @@ from retuned.traces.rocprof_command import SCRATCH, Periods, Table, line, rocpro
 class DuplicateFiles:
     """Remembers files and finds the earlier one with the same content.
 
-    Content is read only where two files are of one size; pipes and devices are nobody's twin.
+    Content is read only where two files have one size. Pipes and devices are never duplicates.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class DuplicateFiles:
         self._digests: dict[Path, bytes] = {}
 
     def earlier(self, path: Path) -> Path | None:
-        """Return the file of this content that was remembered first; None where there is none."""
+        """Return the earliest remembered file of this content; None without one."""
         size = _size_bytes(path)
         if size is None:
             return None
@@ -142,10 +142,10 @@ def diff(
         bool, typer.Option("--fail-on-drift", help="Exit with 1 if the workload drifted.")
     ] = False,
 ) -> None:
-    """Say whether and how the workload of one trace differs from another's.
+    """Report whether and how the workload of one trace differs from another's.
 
     Kernels whose shapes only one of the traces knows are compared by name alone, and a warning
-    says so: compare traces that were recorded alike.
+    reports it: compare traces that were recorded in the same way.
     """
     if html:
         check_writable(html)
@@ -339,13 +339,13 @@ def command(
         Table, typer.Option("--format", help="What rocprofv3 writes; rocpd needs ROCm 7.0.")
     ] = Table.CSV,
     scratch: Annotated[
-        Path, typer.Option(help="Where records lie until the server ends; not in the folder.")
+        Path, typer.Option(help="Folder of records until the server ends; not the watched one.")
     ] = Path(SCRATCH),
     as_json: JsonFlag = False,
 ) -> None:
     """Print the command that starts a server under rocprofv3, recorded in short periods.
 
-    Nothing is run. For servers on AMD GPUs whose runtime takes no profiler windows of its own. The
+    It runs nothing. It is for servers on AMD GPUs whose own runtime takes no profiler windows. The
     traces come when the server ends: rocprofv3 writes none before. Needs ROCm 6.4 or newer.
     """
     periods = Periods(every_s=every, length_s=length, for_s=hours * 3600.0)

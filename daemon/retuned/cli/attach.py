@@ -139,7 +139,7 @@ def _become(command: list[str], wanted: Mapping[str, str]) -> None:
     Raises
     ------
     MissingDependency
-        If there is no such command, or it may not be run.
+        If the command does not exist, or the user may not run it.
     """
     there = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     path = [wanted["PYTHONPATH"], *(each for each in there if each not in ("", str(_SITE)))]

@@ -132,11 +132,11 @@ def choose_device(asked: Device) -> tuple[Device, str]:
     Raises
     ------
     MissingDependency
-        If a GPU is asked for and there is none, or no Triton for it.
+        If the caller asks for a GPU, and the machine has none, or no Triton for it.
     """
     problem = _gpu_problem()
     if asked is Device.CPU:
-        return Device.CPU, "on the CPU, with C++ kernels, as asked"
+        return Device.CPU, "on the CPU, with C++ kernels, as chosen"
     if not problem:
         return Device.CUDA, f"on the GPU ({_gpu_name()}), with Triton kernels"
     if asked is Device.CUDA:
@@ -188,11 +188,11 @@ def _check_places(html: Path, keep: Path | None) -> None:
     if keep is None:
         return
     if keep.exists() and not keep.is_dir():
-        raise UsageError(f"--keep {keep}: is no folder")
+        raise UsageError(f"--keep {keep}: is not a folder; name another path")
     if (keep / "state" / DATABASE).exists():
         raise UsageError(
-            f"--keep {keep}: holds the state of an earlier run, which would be told as part of "
-            "this one; name another folder, or remove that one"
+            f"--keep {keep}: holds the state of an earlier run, which the report would show as "
+            "part of this one; name another folder, or remove that one"
         )
 
 

@@ -28,7 +28,7 @@ _HOW_TO_COMPILE = {
 def doctor(
     config: ConfigOption = None, state_dir: StateOption = None, json: JsonFlag = False
 ) -> None:
-    """Say what this machine has and lacks; exit 4 if the loop cannot run on it."""
+    """Report what this machine has and lacks; exit 4 if the loop cannot run on it."""
     settings = load_settings(config, {"state_dir": state_dir})
     facts = examine(Probe(), settings)
     usable = all(each.level is not Level.MISSING for each in facts)
@@ -144,7 +144,7 @@ def _gpu_lab(probe: Probe, *, language: str) -> Iterator[Fact]:
         else:
             yield fact("gpu-lab", True, f"{_NO_GPU}. {why}", "")
         return
-    advice = f"peaks of {gpu.arch} are not known here, so nothing says what is left to gain"
+    advice = f"the peak rates of {gpu.arch} are unknown, so the possible gain is unknown too"
     value = f"{gpu.arch}, {gpu.name}, {gpu.runtime}, driver {gpu.driver}"
     yield fact("gpu-lab", gpu.arch in GPU_PEAKS, value, advice)
     compiler = next(filter(None, map(probe.which, ("cc", "gcc", "clang"))), None)
@@ -206,7 +206,7 @@ def _debuggers(probe: Probe) -> Fact:
         "0": "off: processes of one user read each other",
         "1": "only descendants are read",
         "2": "only by administrators",
-        "3": "by nobody",
+        "3": "not allowed to any process",
     }
     advice = (
         "servers that run variants as your user can be read by your other processes; an "

@@ -217,7 +217,7 @@ def folder_problem(folder: Path, *, names: Callable[[Path], Sequence[str]]) -> s
     except FileNotFoundError:
         return "does not exist"
     except NotADirectoryError:
-        return "is no folder"
+        return "is not a folder"
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     return ""

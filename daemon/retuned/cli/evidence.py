@@ -38,7 +38,7 @@ _UNBOUNDED = 1e9
 
 
 def print_page(document: EvidenceDocument, *, digest: str, key: str, doubt: Doubt | None) -> None:
-    """Print everything that a person needs to believe it, or not."""
+    """Print everything that a person needs to judge the evidence."""
     signed = f"signed by {key}, whole" if doubt is None else f"NOT VERIFIED: {doubt.detail}"
     print_fields([("evidence", digest), ("signature", signed), *_rows(document)])
 
@@ -61,7 +61,7 @@ def _rows(document: EvidenceDocument) -> Iterator[tuple[str, str]]:
     yield "incumbent", document.incumbent
     made = f" from {', '.join(freeze.parents)}" if freeze.parents else ""
     asked = f", prompt {freeze.prompt}" if freeze.prompt else ""
-    origin = f"class {freeze.trust}, {freeze.structure}, by {freeze.author or 'nobody named'}"
+    origin = f"class {freeze.trust}, {freeze.structure}, by {freeze.author or 'an unnamed author'}"
     yield "frozen", f"{freeze.frozen_at.isoformat(timespec='seconds')}, {origin}{made}{asked}"
     yield "tried", f"{document.tried} candidates of experiment {document.plan} so far"
     for check in document.evidence.checks:
@@ -124,7 +124,7 @@ def _interval(interval: Interval) -> str:
     )
 
 
-app = typer.Typer(no_args_is_help=True, help="Show and verify what winners rest on.")
+app = typer.Typer(no_args_is_help=True, help="Show and verify the evidence of candidates.")
 
 WhatArgument = Annotated[
     str,
@@ -180,20 +180,21 @@ def verify(
     state_dir: StateOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Say whether evidence is whole, signed, and claims what its numbers say; exit 1 if not.
+    """Verify that evidence is whole and signed, and that its numbers support its claim.
 
-    Bounds are computed again from the raw pairs, and judged again by this version's judge.
+    The command computes the bounds again from the raw pairs, and this version's judge judges them
+    again. Exit 1 if a check fails.
     """
-    stranger = _public(key) if key is not None else None
+    given = _public(key) if key is not None else None
     if Path(what).is_file():
         data, name = _file(Path(what)), safe(what)
         settings = load_settings(config, {"state_dir": state_dir})
-        document, doubt = unseal(data, verifier=stranger or Ed25519Notary(settings.keys))
+        document, doubt = unseal(data, verifier=given or Ed25519Notary(settings.keys))
         found, signer = Read(document=document, doubt=doubt), signed_by(data)
     else:
         with desk(config, state_dir) as at:
             name = _find(at.store, what)
-            found, signer = _opened(at, name, verifier=stranger)
+            found, signer = _opened(at, name, verifier=given)
     doubt = found.doubt
     if doubt is None and found.document is not None:
         doubt = contradiction_in(found.document) or _recomputed(found.document)
@@ -203,9 +204,9 @@ def verify(
         )
         raise typer.Exit(0 if doubt is None else 1)
     if doubt is not None:
-        raise Refused(f"{name} is not to be believed: {safe(doubt.detail)} [{doubt.fault}]")
+        raise Refused(f"{name} cannot be trusted: {safe(doubt.detail)} [{doubt.fault}]")
     stdout().print(
-        f"yes: {name} is whole, was signed by {signer}, and claims what its numbers say",
+        f"yes: {name} is whole, {signer} signed it, and its numbers support its claim",
         soft_wrap=True,
     )
 
@@ -217,7 +218,7 @@ def save(
     config: ConfigOption = None,
     state_dir: StateOption = None,
 ) -> None:
-    """Write evidence with its signature to a file, for whoever wants to verify it elsewhere."""
+    """Write evidence with its signature to a file, so that others can verify it elsewhere."""
     with desk(config, state_dir) as at:
         data = at.store.get_blob(_find(at.store, what))
     try:
@@ -230,7 +231,7 @@ def save(
 
 @app.command()
 def key(config: ConfigOption = None, state_dir: StateOption = None, json: JsonFlag = False) -> None:
-    """Print the public key that evidence is signed with now; one is made where there is none."""
+    """Print the public key that evidence is signed with now; make a key where none exists."""
     settings = load_settings(config, {"state_dir": state_dir})
     _print_key(Ed25519Notary(settings.keys), json=json)
 
@@ -239,31 +240,31 @@ def key(config: ConfigOption = None, state_dir: StateOption = None, json: JsonFl
 def rotate(
     revoke: Annotated[
         str,
-        typer.Option(help="Believe this key no more: its id, or `current` for the one before."),
+        typer.Option(help="Stop trusting this key: its id, or `current` for the one before."),
     ] = "",
     reason: Annotated[str, typer.Option(help="Why it is revoked, for the record.")] = "",
     trust_until: Annotated[
         datetime | None,
         typer.Option(
             formats=["%Y-%m-%dT%H:%M:%S%z"],
-            help="Believe still what it signed until then, such as 2026-11-21T10:00:00+0000. "
-            "Whoever has the key can sign any time into a document; without this nothing is "
-            "believed.",
+            help="Still trust what it signed until then, such as 2026-11-21T10:00:00+0000. "
+            "Anyone who has the key can sign any time into a document; without this option "
+            "nothing that it signed is trusted.",
         ),
     ] = None,
     config: ConfigOption = None,
     state_dir: StateOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Sign with a new key from now on; what was signed before is verified still, if not revoked.
+    """Sign with a new key from now on. Older signatures stay valid unless their key is revoked.
 
-    Evidence of a revoked key carries no swap and is measured anew; what runs already goes on.
+    Evidence of a revoked key permits no swap and is measured again; swaps that run already go on.
     """
     now = datetime.now(UTC)
     if trust_until is not None and trust_until > now:
         raise UsageError(
-            f"--trust-until {trust_until.isoformat()} is in the future: whoever has the key would "
-            "be believed until then; name a time before it can have been read"
+            f"--trust-until {trust_until.isoformat()} is in the future: anyone who has the key "
+            "would be trusted until then; name a time before the key can have been read"
         )
     if not revoke and (reason or trust_until is not None):
         raise UsageError("--reason and --trust-until are about --revoke; say which key")

@@ -1,6 +1,6 @@
-"""``retuned kernels``: what can be tuned, what is known of it, how fast it is here.
+"""``retuned kernels``: which kernels can be tuned, their priors, and their speed here.
 
-What experiments on this machine make believe of a kernel, for ``retuned kernels show``.
+Priors are what experiments on this machine showed; ``retuned kernels show`` prints them.
 
 ``retuned kernels lifted``: which live kernels can be tuned, which cannot, and why.
 """
@@ -40,8 +40,7 @@ _MOST_POINTS = 5
 def believed(config: Path | None, name: str) -> list[dict[str, Any]]:
     """Return one entry per language in which kernels of the operator were tried here.
 
-    Empty where there is no state, or nothing of it can be read: what a kernel is can be said
-    without.
+    Empty where no state exists or it cannot be read: the rest of the description does not need it.
     """
     folder = load_settings(config).state_dir
     if not (folder / DATABASE).is_file():
@@ -49,23 +48,23 @@ def believed(config: Path | None, name: str) -> list[dict[str, Any]]:
     try:
         store = SqliteStore(folder)
     except RetunedError as error:
-        say(f"what is believed is not known: {error}")
+        say(f"the store of priors cannot be opened: {error}")
         return []
     try:
         return [_entry(each) for each in _priors(store, name, now=datetime.now(UTC))]
     except RetunedError as error:
-        say(f"what is believed is not known: {error}")
+        say(f"the priors cannot be read: {error}")
         return []
     finally:
         store.close()
 
 
 def believed_lines(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield what is believed as text."""
+    """Yield the priors as text."""
     for entry in entries:
         where = f"{entry['language']} on {entry['arch'] or 'this machine'}"
         yield (
-            f"  believed of {where}: {entry['findings']} variants of {entry['experiments']} "
+            f"  priors on {where}: {entry['findings']} variants of {entry['experiments']} "
             f"experiments on {entry['family']}"
         )
         for each in entry["structures"]:
@@ -88,7 +87,7 @@ def believed_lines(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _priors(store: Store, name: str, *, now: datetime) -> Iterator[Priors]:
-    """Yield what is believed, by language; of the place where the newest experiment ran."""
+    """Yield the priors, by language; of the place where the newest experiment ran."""
     family = _family(name)
     done = of_family(store, family, family=_family)
     if not done or not family:
@@ -324,7 +323,7 @@ def show(
     definition_file: DefinitionFileOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Say what a kernel computes, what may run, and what experiments here make believe of it."""
+    """Show what a kernel computes, which variants exist, and its priors from experiments here."""
     learn(config, definition_file or ())
     body = description(named(_whole(name)))
     body["believed"] = believed(config, body["name"])
@@ -340,7 +339,7 @@ def description(name: str) -> dict[str, Any]:
     Raises
     ------
     UsageError
-        If there is none of that name.
+        If the catalog has no kernel of that name.
     """
     entry = catalog.get(name)
     definition = entry.definition

@@ -42,7 +42,7 @@ from retuned.stages.verdict import Status
 from retuned.text import plural
 
 LENGTHS = (1, 64, 256)
-"""Lengths of the first variable axis where nobody says which shapes matter."""
+"""Lengths of the first variable axis where the command names no shapes."""
 _OTHER_LENGTH = 256
 """Length of every other variable axis."""
 _MOST_BYTES = 2 * 2**30
@@ -99,7 +99,7 @@ def shape_of_text(text: str, *, option: str) -> dict[str, int]:
     Raises
     ------
     UsageError
-        If it is none.
+        If the text is not a shape.
     """
     pairs = [part.partition("=") for part in text.split(",")]
     names = [name.strip() for name, _, _ in pairs]
@@ -111,7 +111,7 @@ def shape_of_text(text: str, *, option: str) -> dict[str, int]:
 
 
 def workloads_for(definition: Definition, shapes: Sequence[dict[str, int]]) -> tuple[Workload, ...]:
-    """Return one workload per shape; some usual ones where none is said.
+    """Return one workload per shape; some usual ones where the command names none.
 
     Raises
     ------

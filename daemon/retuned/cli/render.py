@@ -1,6 +1,6 @@
 """What tuning cost and saved, as a table and as JSON: the same on one machine and of a cluster.
 
-What is wrong with a policy, or with all of a folder, and how that is told.
+Also the problems of a policy, or of all policies of a folder, as text and as JSON.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from retuned.text import error_body, plural, print_fields, print_table, safe, si
 
 
 def check_month(month: str) -> None:
-    """Check what somebody typed for a month; empty means all.
+    """Check the month that a user typed; empty means all.
 
     Raises
     ------
     UsageError
-        If it is none.
+        If it is not a month.
 
     Examples
     --------
@@ -47,12 +47,12 @@ def check_month(month: str) -> None:
 
 
 def check_kernel(kernel: str, known: Collection[str]) -> None:
-    """Tell a kernel that nothing was spent on from one that nobody knows; empty means all.
+    """Check that the kernel that a user typed is a known one; empty means all.
 
     Raises
     ------
     UsageError
-        If it is not among those that are known.
+        If it is not a known kernel.
     """
     if not kernel or kernel in known:
         return
@@ -74,7 +74,7 @@ def accounts_body(found: Sequence[Account], *, price: float | None) -> dict[str,
     Parameters
     ----------
     price
-        US dollars per GPU-hour; None where nobody said.
+        US dollars per GPU-hour; None where no price is set.
     """
     return {
         "accounts": [_body(each) for each in found],
@@ -208,7 +208,7 @@ def _words(hours: Hours) -> str:
 def _of(account: Account) -> str:
     parts = [plural(account.experiments, "experiment"), plural(account.swaps, "swap")]
     parts += [f"{account.proven} proven"] if account.proven else []
-    return ", ".join(parts) + (f", {account.taken_back} taken back" if account.taken_back else "")
+    return ", ".join(parts) + (f", {account.taken_back} rolled back" if account.taken_back else "")
 
 
 def _body(account: Account) -> dict[str, Any]:

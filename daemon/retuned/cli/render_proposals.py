@@ -163,7 +163,7 @@ def print_decision(decision: SwapDecision, proposal: Proposal, *, then: str) -> 
     )
     out.print(f"  artifact {decision.digest}", soft_wrap=True)
     out.print(safe(f"  means: {meaning(proposal)}"), soft_wrap=True)
-    out.print(f"{then[:1].upper()}{then[1:]}; `retuned show` says where it stands.", soft_wrap=True)
+    out.print(f"{then[:1].upper()}{then[1:]}; `retuned show` shows its status.", soft_wrap=True)
 
 
 def print_events(events: Sequence[Event]) -> None:
@@ -192,7 +192,7 @@ def _name(id: str) -> str:
 
 
 def _gates(evidence: Read) -> str:
-    """Name the gates that were passed, and whether that is to be believed."""
+    """Name the passed gates, and whether the evidence is verified."""
     said = gates_line(evidence.document) if evidence.document is not None else "not known"
     if evidence.doubt is None:
         return f"{said}; the evidence is signed and whole"

@@ -1,9 +1,9 @@
-"""What people see and say: proposals, show, history; approve, reject, abort, rollback.
+"""The commands of reviewers: proposals, show, history; approve, reject, abort, rollback.
 
-Works beside a running daemon or without one. A decision is a record of its own, written once and
-bound to the artifact that was shown; the daemon acts on it. Rollback and abort ask nobody.
+They work beside a running daemon or without one. A decision is a separate record, written once and
+bound to the artifact that was shown; the daemon acts on it. Rollback and abort need no approval.
 
-What people asked the daemon for, told in a terminal: rollbacks and aborts, once each.
+The module also prints requests for rollbacks and aborts in a terminal, once each.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def show(
     state_dir: StateOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Show one proposal: numbers, risk, what the policy asks, what was said and done."""
+    """Show one proposal: numbers, risk, demands of the policy, decisions and history."""
     with desk(config, state_dir) as at:
         stored, proposal = find(at.store, id)
         gate = gate_of(at.store, stored.id)
@@ -237,7 +237,7 @@ def abort(
     state_dir: StateOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Stop a proposal wherever it is; a swap under way goes back. Never gated."""
+    """Stop a proposal in any phase; a swap under way rolls back. Never gated."""
     with desk(config, state_dir) as at:
         stored, proposal = find(at.store, id)
         decision, asked = people.abort(at.voice(), stored, proposal, comment=comment)
@@ -255,7 +255,7 @@ def rollback(
     state_dir: StateOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Take a swap back. Never gated by windows, freezes or approvals."""
+    """Roll a swap back. Never gated by windows, freezes or approvals."""
     if bool(id) == bool(slot):
         raise UsageError("name either a proposal or --slot KERNEL")
     with desk(config, state_dir) as at:

@@ -81,7 +81,7 @@ def check_input(settings: Settings) -> None:
     Raises
     ------
     UsageError
-        If an address is none of this machine alone, or a channel is half set.
+        If an address is not one of this machine alone, or a channel is only half configured.
     UnreadableInput
         If a policy, a definition or a secret cannot be read.
     """

@@ -50,7 +50,7 @@ class StateSession:
     """When."""
 
     def voice(self) -> Actor:
-        """Return who gives the command, as somebody who speaks."""
+        """Return the user who gives the command, as an actor who can decide."""
         return Actor(
             store=self.store,
             approvals=self.approvals,
@@ -67,7 +67,7 @@ def desk(config: Path | None, state_dir: Path | None) -> Iterator[StateSession]:
     Raises
     ------
     UnreadableInput
-        If there is none: a record in a folder that no daemon reads would change nothing.
+        If the state does not exist: no daemon would read a record in that folder.
     """
     settings = load_settings(config, {"state_dir": state_dir})
     if not (settings.state_dir / DATABASE).is_file():

@@ -21,11 +21,11 @@ from retuned.text import say_error
 log = logging.getLogger(__name__)
 
 _MALLOC = {-8: 1, -3: 1 << 16, -1: 1 << 16}
-"""``M_ARENA_MAX``, ``M_MMAP_THRESHOLD``, ``M_TRIM_THRESHOLD`` of glibc: all threads share one heap,
-for with one each what one freed stays with it; and what is freed at its end goes back at once,
-where glibc would keep more after each large block that it has seen."""
+"""``M_ARENA_MAX``, ``M_MMAP_THRESHOLD``, ``M_TRIM_THRESHOLD`` of glibc. All threads share one heap,
+because memory that a thread frees stays in the heap of that thread. Memory freed at the end of the
+heap returns to the system immediately; glibc would keep more after each large block."""
 _LEAST_STEER_S = 0.5
-"""A look at the server costs it a little; a way back waits for at most this."""
+"""Each poll costs the server a little time; a rollback waits for at most this."""
 
 
 CONFIG_HELP = "YAML or TOML file with settings."
@@ -33,9 +33,9 @@ CONFIG_HELP = "YAML or TOML file with settings."
 
 
 def sidecar(config: Path | None = None) -> None:
-    """Sample, watch and swap beside one server in a pod, as the cluster's operator says.
+    """Sample, watch and swap beside one server in a pod, by the orders of the cluster's operator.
 
-    Where the operator is, and which pod this is, the injection says in the environment.
+    The injection sets the operator's address and the name of the pod in the environment.
     """
     _stay_small()
     settings = load_settings(config)
@@ -46,7 +46,7 @@ def sidecar(config: Path | None = None) -> None:
     program, telemetry = build(settings)
     if settings.metrics_port:
         telemetry.serve(settings.metrics_address, port=settings.metrics_port)
-    log.info("beside %s, told by %s", settings.pod_name, settings.agent_url)
+    log.info("beside %s, with orders from %s", settings.pod_name, settings.agent_url)
     serve(
         program,
         observe_s=settings.observe_poll_s,

@@ -52,13 +52,13 @@ def status(
 ) -> None:
     """Show what is attached, what each kernel runs, what its checks have found, and what is frozen.
 
-    It asks the servers themselves, and needs no daemon. Asking counts as nobody's watch: the lease
-    of a canary goes on.
+    It asks the servers themselves, and needs no daemon. This does not count as a watch, so it does
+    not renew the lease of a canary.
     """
     settings = load_settings(config, {"state_dir": state_dir})
     folder, freezes = settings.sockets, standing(settings)
     lessons, cost = learned(settings), own_cost(settings)
-    if not json:  # before anything is asked: they stand whether or not a server is attached
+    if not json:  # before the servers are asked: these hold whether or not a server is attached
         for line in (*map(freeze_line, freezes), *map(_lesson_line, lessons)):
             stdout().print(safe(line, limit=2000), soft_wrap=True)
         if cost is not None:
@@ -106,7 +106,7 @@ def tunables_of(settings: Settings) -> list[dict[str, object]]:
             "artifact": report.table.artifact if report.table is not None else None,
             "matched": report.table.matched if report.table is not None else 0,
             "refused": report.refused,
-            **known.get(name, {"reason": "", "detail": "the daemon has not looked yet"}),
+            **known.get(name, {"reason": "", "detail": "the daemon has not observed it yet"}),
         }
         for each in processes
         for name, report in sorted(each.tunables.items())
@@ -128,7 +128,7 @@ def _known_tunables(settings: Settings) -> dict[str, dict[str, object]]:
 
 
 def standing(settings: Settings) -> tuple[TuningFreeze, ...]:
-    """Return the freezes that stand on these settings' state; none where there is no state."""
+    """Return the freezes in force in these settings' state; none without a state."""
     if not (settings.state_dir / DATABASE).is_file():
         return ()
     store = SqliteStore(settings.state_dir)
@@ -178,16 +178,16 @@ def attached(standings: Standings, folder: Path) -> tuple[list[ProcessStatus], S
         If servers are there and none answers, or the folder cannot be read.
     """
     if not folder.exists():
-        raise MissingDependency(_nobody(folder, "there is no such folder"))
+        raise MissingDependency(_no_server(folder, "the folder does not exist"))
     processes, silent = standings.ask()
     if not processes and silent:
         raise TemporaryError(f"{folder}: no server answers: {silent[0][1]}", delay_s=1.0)
     if not processes:
-        raise MissingDependency(_nobody(folder, "no server listens there"))
+        raise MissingDependency(_no_server(folder, "no server listens there"))
     return processes, silent
 
 
-def _nobody(folder: Path, why: str) -> str:
+def _no_server(folder: Path, why: str) -> str:
     return (
         f"{folder}: {why}, so nothing is attached; start the server by `retuned attach -- ...` "
         "with the same socket_dir, or name its folder in the settings. A server listens once it "
@@ -283,7 +283,7 @@ def _print_stock(processes: Sequence[ProcessStatus]) -> None:
 
 
 def _place(each: ProcessStatus, *, many: bool) -> str:
-    """Return a process's rank, or where nobody says one and there are others, its name."""
+    """Return a process's rank, or its name if it reports no rank and other processes exist."""
     return each.process.removesuffix(".sock") if many and each.number is None else _rank(each)
 
 
@@ -362,7 +362,7 @@ def _slot_row(slot: SlotStatus, each: ProcessStatus, *, many: bool) -> tuple[str
 def serves(slot: SlotStatus) -> str:
     """Say what launches of a slot run."""
     if slot.state.startswith("tripped:"):
-        return "original (taken back)"
+        return "original (tripped)"
     if slot.state == "bypassed":
         return "original (bypassed)"
     if slot.artifact is None:
@@ -391,8 +391,8 @@ def _guard(guard: Mapping[str, tuple[int, int]]) -> str:
 def _detail(slot: SlotStatus) -> str:
     parts = []
     if slot.state.startswith("tripped:"):
-        parts.append(f"taken back: {slot.state.removeprefix('tripped:')}")
-    parts += [f"{short_id(digest)} may not come: {why}" for digest, why in slot.breaker.items()]
+        parts.append(f"tripped: {slot.state.removeprefix('tripped:')}")
+    parts += [f"{short_id(digest)} may not run: {why}" for digest, why in slot.breaker.items()]
     if slot.shadow_checks:
         parts.append(f"worst ratio {slot.worst_ratio:.3g}")
     if slot.errors:
@@ -438,7 +438,7 @@ def report(
     state_dir: StateOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Say what tuning cost and what it saved, by month, server and kernel."""
+    """Report what tuning cost and what it saved, by month, server and kernel."""
     check_month(month)
     with desk(config, state_dir) as at:
         whole = accounts(at.store)

@@ -45,10 +45,10 @@ def freeze(
     state_dir: StateOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """No new experiments and swaps, at once, with or without a daemon.
+    """Stop new experiments and swaps immediately, with or without a daemon.
 
-    What is measured or swapped already goes on, and so do watching and rollbacks; --stop takes
-    swaps back as well.
+    Experiments and swaps that have begun go on, and so do watching and rollbacks; --stop also rolls
+    swaps back.
     """
     with desk(config, state_dir) as at:
         sign = TuningFreeze(
@@ -62,7 +62,7 @@ def freeze(
         )
         at.approvals.freeze(sign)
     if not reason.strip():
-        say("retuned: no reason was given, so others cannot tell when it may go; see --reason")
+        say("retuned: without a reason, others do not know when to lift the freeze; see --reason")
     if json:
         emit_json({"freeze": sign.model_dump(mode="json"), "state_dir": str(at.folder)})
         return
@@ -72,8 +72,8 @@ def freeze(
 
 
 def thaw(
-    name: Annotated[str, typer.Argument(help="Which freeze; not needed where one stands.")] = "",
-    all: Annotated[bool, typer.Option("--all", help="Every freeze that stands.")] = False,
+    name: Annotated[str, typer.Argument(help="Which freeze; not needed if only one exists.")] = "",
+    all: Annotated[bool, typer.Option("--all", help="Lift every freeze.")] = False,
     reason: ReasonOption = "",
     config: ConfigOption = None,
     state_dir: StateOption = None,
@@ -85,7 +85,7 @@ def thaw(
         chosen = [name] if name else standing
         if len(chosen) > 1 and not all:
             raise UsageError(
-                f"{len(chosen)} freezes stand: {', '.join(chosen)}; name one, or --all"
+                f"{len(chosen)} freezes exist: {', '.join(chosen)}; name one, or --all"
             )
         lifted = [
             id
@@ -93,8 +93,8 @@ def thaw(
             if at.approvals.thaw(id, who=at.identity.user, at=at.now, reason=reason)
         ]
     if name and not lifted:
-        stand = f"; {', '.join(standing)} does" if standing else "; nothing is frozen"
-        raise UsageError(f"no freeze {name[:60]!r} stands{stand}")
+        known = f"; there is {', '.join(standing)}" if standing else "; nothing is frozen"
+        raise UsageError(f"no freeze {name[:60]!r} exists{known}")
     if not lifted:
         raise Refused("nothing is frozen")
     if json:
@@ -120,10 +120,10 @@ def rearm(
     state_dir: StateOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Close the breaker of a kernel that a server took back by itself.
+    """Close the breaker of a kernel that tripped in a server.
 
-    Nothing is swapped by it: the variant may be proposed and approved again. It needs a reason,
-    which stands in `retuned history`. --lessons lifts instead what live proofs have shown against
+    It swaps nothing: the variant may be proposed and approved again. It needs a reason, which
+    `retuned history` shows. --lessons instead removes the lessons that live proofs left against
     swaps of the kernel.
     """
     if lessons and all:
@@ -132,7 +132,7 @@ def rearm(
         raise UsageError("name either a kernel or --all")
     why = reason.strip()
     if not why:
-        raise UsageError("--reason is needed: what was found out since it was taken back")
+        raise UsageError("--reason is needed: what was found out since it tripped")
     if len(why) > _LONGEST_REASON:
         raise UsageError(f"--reason has {len(why)} characters; {_LONGEST_REASON} are kept")
     settings = load_settings(config, {"state_dir": state_dir})
@@ -175,7 +175,7 @@ def _lift(
     for lesson in lifted:
         line = f"Lifted the lesson of {short_id(lesson.proposal)}: {lesson.sentence}."
         stdout().print(safe(line, limit=2000), soft_wrap=True)
-    stdout().print("Nothing is swapped by this; the variant may be proposed again.")
+    stdout().print("This swaps nothing; the variant may be proposed again.")
 
 
 def _to_arm(
@@ -198,8 +198,8 @@ def _to_arm(
         return found
     if whole:
         raise Refused(
-            f"the whole process was taken back ({safe(whole[0], limit=200)}); what is wrong is not "
-            "known to be this kernel's: `retuned rearm --all` closes all breakers"
+            f"the whole process has tripped ({safe(whole[0], limit=200)}), and the cause may be "
+            "another kernel: `retuned rearm --all` closes all breakers"
         )
     if kernel not in found:
         known = {slot.definition for each in processes for slot in each.slots}
@@ -293,7 +293,5 @@ def _report(
     stdout().print(safe(line, limit=2000), soft_wrap=True)
     for slot, artifacts in before.items():
         for artifact, reason in artifacts.items():
-            stdout().print(
-                safe(f"  {slot} {short_id(artifact)} was taken back for {reason}", limit=500)
-            )
-    stdout().print("Nothing is swapped by this; the variant may be proposed again.")
+            stdout().print(safe(f"  {slot} {short_id(artifact)} had tripped: {reason}", limit=500))
+    stdout().print("This swaps nothing; the variant may be proposed again.")

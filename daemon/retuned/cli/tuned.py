@@ -1,7 +1,7 @@
 """``retuned tuned``: files of launch parameters that servers read, for people.
 
 What a daemon does to them inside a running server is `runtime.tuned.service`; here a file is shown,
-a change is tried on it, and written or taken back for the server's next start.
+a change is tried on it, and written or rolled back for the server's next start.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def show(
     """Show what a file says, and what Retuned has changed in it."""
     data = _bytes(file)
     if data is None:
-        raise UnreadableInput("file-missing", where=str(file), message="there is no such file")
+        raise UnreadableInput("file-missing", where=str(file), message="the file does not exist")
     body = _said(lambda: _content(file, data, _format(file, data, format)), file)
     body["changes"] = [_entry(each) for each in _said(lambda: files.entries(file), file)]
     if json:
@@ -95,7 +95,7 @@ def diff(
     format: Annotated[str, _FORMAT] = "",
     json: JsonFlag = False,
 ) -> None:
-    """Say what a change makes of a file; nothing is written. Exit 1 if it cannot be pinned."""
+    """Show the effect of a change on a file; write nothing. Exit 1 if it cannot be pinned."""
     data, found, _ = _planned(file, rows, format)
     before = (data or b"").decode("ascii", "replace").splitlines()
     after = found.data.decode("ascii").splitlines()
@@ -115,7 +115,7 @@ def write(
     format: Annotated[str, _FORMAT] = "",
     json: JsonFlag = False,
 ) -> None:
-    """Write a change into a file, with the way back beside it, for the server's next start."""
+    """Write a change into a file for the server's next start; its rollback is stored beside it."""
     data, found, change = _planned(file, rows, format)
     entry = files.FileChange(
         order="by-hand-" + hashlib.sha256(found.data).hexdigest()[:16],
@@ -168,7 +168,7 @@ def _change(path: Path) -> dict[str, Any]:
 
 
 def _known(body: dict[str, Any]) -> dict[str, Any]:
-    """Refuse what nobody would read: a misspelt guard must not be taken for none."""
+    """Refuse unknown fields: a misspelt guard must not count as no guard."""
     unknown = sorted(body.keys() - _CHANGE_FIELDS)
     if unknown:
         names = ", ".join(repr(name[:80]) for name in unknown[:8])

@@ -73,7 +73,7 @@ class Header(Record):
     grid: tuple[str, ...] = ()
     """Programs per dimension of a Triton launch, such as ``cdiv(M, BLOCK_M)``."""
     steps: tuple[Step, ...] = ()
-    """Launches of a Triton variant that needs several; then there is no `entry` and no `grid`."""
+    """Launches of a Triton variant that needs several; then it has neither `entry` nor `grid`."""
     scratch: tuple[Scratch, ...] = ()
     """Memory that the steps share."""
     shapes: tuple[dict[Name, Dim], ...] = ()
@@ -139,12 +139,12 @@ def validate(
 
 @contextmanager
 def _own_definition(entry: catalog.KernelEntry, *, where: str) -> Iterator[bool]:
-    """Tell whether the definition is a user's; then its faults are an input's, not our machinery's.
+    """Yield whether the definition is a user's; then its faults are an input's, not Retuned's.
 
     Raises
     ------
     UnreadableInput
-        If its reference fails, proves nothing, or says something else than its incumbent.
+        If its reference fails, proves nothing, or disagrees with its incumbent.
     """
     own = catalog.own_definition(entry.definition.name)
     try:
@@ -156,7 +156,7 @@ def _own_definition(entry: catalog.KernelEntry, *, where: str) -> Iterator[bool]
 
 
 def _without_times(verdict: Verdict) -> Verdict:
-    """Return what is left of a win that an interpreter's clock saw: nothing was found wrong."""
+    """Return the verdict without an interpreter's times: no gate found a fault."""
     return verdict.model_copy(
         update={
             "status": Status.AMBIGUOUS,
@@ -178,7 +178,7 @@ def read_candidate(
     UnreadableInput
         If the file is absent, too long, not text, or not a candidate.
     UsageError
-        If nobody says what it computes.
+        If neither `definition` nor the file's header names a definition.
     """
     text = read_text(path, max_bytes=_MAX_BYTES)
     if path.suffix == ".json":
@@ -330,7 +330,7 @@ def check_policy(
     file: Annotated[Path, typer.Argument(help="Policy in YAML, or a folder of them.")],
     json: JsonFlag = False,
 ) -> None:
-    """Check a policy, or all of a folder, and say what of it one machine does not enforce.
+    """Check a policy, or all of a folder, and list the fields that one machine does not enforce.
 
     Exit 0 valid, 1 invalid, 3 unreadable.
     """
@@ -348,7 +348,7 @@ def explain(
     all: Annotated[bool, typer.Option("--all", help="Fields with their default, too.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Say what a policy means: its fields in words, and what a live proof leads to.
+    """Explain a policy: its fields in words, and the result of each verdict of a live proof.
 
     Exit 0 valid, 1 invalid, 3 unreadable.
     """

@@ -32,7 +32,7 @@ class CompletionRequest(Record):
     prompt_tokens: tuple[Token, ...] = Field(min_length=1)
     """Token ids; text needs a tokenizer, which random weights do not have."""
     max_tokens: int = Field(strict=True, ge=1)
-    """Tokens to generate; there is no end-of-text token, so exactly so many come."""
+    """Tokens to generate; the model has no end-of-text token, so it generates exactly this many."""
     stream: bool = Field(default=True, strict=True)
     """Server-sent events as tokens come, or one JSON object at the end."""
 

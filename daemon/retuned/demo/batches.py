@@ -139,7 +139,7 @@ def plan_step(needs: Sequence[Need], *, token_budget: int) -> tuple[Share, ...]:
     """Share the budget: decoding sequences first, one token each, then prefill in order of age.
 
     Decoding first keeps the pace of answers that people already read; a long prompt is cut into
-    chunks over several steps instead of stopping everybody else.
+    chunks over several steps instead of stopping all other requests.
 
     Raises
     ------

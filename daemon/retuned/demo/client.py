@@ -1,4 +1,4 @@
-"""The demo's client: ``python -m retuned.demo.client --url URL``. A process of its own.
+"""The demo's client: ``python -m retuned.demo.client --url URL``. It is a separate process.
 
 It prints one JSON line when it starts and one for each line on its stdin, in order::
 
@@ -118,7 +118,7 @@ def _binned(events: Sequence[Work]) -> list[tuple[float, int, int]]:
 
 
 async def converse(load: LoadGenerator, lines: asyncio.StreamReader) -> None:
-    """Send traffic and answer lines until told to stop."""
+    """Send traffic and answer lines until the line ``stop``."""
     control = Control(load)
     sending = asyncio.create_task(load.run())
     _say({"t_s": time.monotonic(), "phase": load.phase, "ready": True})

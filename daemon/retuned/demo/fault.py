@@ -60,7 +60,7 @@ class Dearer:
     times
         Multiple, above 1.
     clock
-        Seconds; it is asked until the time is over, as a host that works would not rest.
+        Seconds; read in a loop until the time is over, so that the host stays busy.
     """
 
     def __init__(self, times: float, *, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -100,7 +100,7 @@ class FaultInjector:
         Raises
         ------
         UsageError
-            If there is no such slot, or it runs its original.
+            If the server has no slot of this name, or the slot runs its original.
         """
         slot = self._slots.get(name)
         if slot is None:
@@ -111,7 +111,7 @@ class FaultInjector:
         if not isinstance(order, Swapped) or order.artifact is None or table.state != "swapped":
             raise UsageError(f"slot '{name}' runs its original, which is never broken")
         order.distortion = OneColumnWrong()
-        # The same order again: its routes are built anew, now with the distortion in them.
+        # The same order again: its routes are built again, now with the distortion in them.
         if not slot.replace(order, state="swapped"):
             raise UsageError(f"slot '{name}' was swapped at this moment; try again")
 

@@ -123,7 +123,7 @@ class Journal:
         ]
 
     def hypotheses(self) -> list[dict[str, Any]]:
-        """Return what was believed, oldest first."""
+        """Return the hypotheses, oldest first."""
         keys = ("definition", "share", "expected_gain_ratio", "expected_saving", "because")
         return [
             {**{key: s.body[key] for key in keys}, "attempt": len(s.body["attempts"]) + 1}
@@ -168,7 +168,7 @@ class Journal:
         ]
 
     def reverted(self, slot: str, *, active: str | None) -> bool:
-        """Whether the way back is where a slot stands: the original, or the artifact before.
+        """Whether a slot is rolled back: it runs the original, or the artifact before.
 
         Parameters
         ----------

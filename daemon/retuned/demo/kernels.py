@@ -188,7 +188,7 @@ def incumbents(shape: ModelShape, *, cache_dir: Path, device: str = "cpu") -> It
     Raises
     ------
     MissingDependency
-        If there is no C++ compiler, or no Triton for a GPU.
+        If the machine has no C++ compiler, or no Triton for a GPU.
     UsageError
         If the catalog has no such definition.
     """
@@ -210,7 +210,7 @@ def slotted_operators(
     Raises
     ------
     MissingDependency
-        If there is no C++ compiler, or no Triton for a GPU.
+        If the machine has no C++ compiler, or no Triton for a GPU.
     HarnessError
         If an operator of the model has no definition.
     """

@@ -1,6 +1,6 @@
-"""Sends traffic to a server, with a cap on requests in flight, and believes nothing it gets back.
+"""Sends traffic to a server, with a cap on requests in flight, and checks every answer.
 
-A request is ok only if its stream brought exactly the tokens that were asked for, the usage that
+A request is ok only if its stream has exactly the requested tokens, the usage that
 belongs to them and the end mark. Everything else is a failure with a reason.
 """
 
@@ -68,7 +68,7 @@ class RequestFailed(Exception):
 
 
 class LoadGenerator:
-    """Replays traffic until told to stop; all methods belong to one event loop.
+    """Replays traffic until stopped; all methods belong to one event loop.
 
     Parameters
     ----------

@@ -89,7 +89,7 @@ def _unpack(path: Path, raw: bytes) -> str:
     try:
         return gzip.decompress(raw).decode("utf-8")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        message = f"is no complete gzip of text ({error})"
+        message = f"is not a complete gzip of text ({error})"
         raise UnreadableInput("damaged-gzip", where=str(path), message=message) from error
 
 

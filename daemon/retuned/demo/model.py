@@ -3,7 +3,7 @@
 Its text means nothing; its kernels, shapes and memory traffic are those of a real decoder. One
 `forward` takes chunks of many sequences: their tokens run as one [M, hidden] activation through
 every linear, norm and activation, while attention runs per sequence over that sequence's cache.
-Where the model is told how, steps that only decode are captured and replayed (`decode`).
+With `decoding` set, steps that only decode are captured and replayed (`decode`).
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class DemoOptions:
     drift_timeout_s: float = 60.0
     """Longest wait for the drift report."""
     experiments_timeout_s: float = 300.0
-    """Longest wait for experiments to rest, counted anew from each step of a proposal or its live
-    proof; a person who has to approve is waited for without end."""
+    """Longest wait for experiments to rest, counted again from each step of a proposal or its live
+    proof. The wait for a person's approval has no limit."""
     rollback_timeout_s: float = 60.0
     """Longest wait for the daemon to find the injected fault."""

@@ -41,7 +41,7 @@ class EndedSwap(Record):
 
     @property
     def helps(self) -> bool:
-        """Whether steps of the server are proven faster; an interval that says no is heard."""
+        """Whether steps of the server are proven faster; a contrary interval decides against it."""
         report = self.report
         return report is not None and report.verdict is Verdict.HELPS and not self.slower
 
@@ -53,7 +53,7 @@ class EndedSwap(Record):
 
     @property
     def withdrawn(self) -> bool:
-        """Whether its experiment claimed a gain, the server was harmed, and it was taken back."""
+        """Whether its experiment claimed a gain, the server was harmed, and it was rolled back."""
         harms = self.report is not None and self.report.verdict is Verdict.HARMS
         return harms and self.claimed > 1.0 and self.rolled_back and not self.kept
 

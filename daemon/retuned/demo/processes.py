@@ -131,7 +131,7 @@ class Child:
         Raises
         ------
         DemoFailed
-            If it ends, says nothing in time, or says something else.
+            If it ends, prints nothing in time, or prints something else.
         """
         assert self._process.stdout is not None, "stdout is a pipe"
         deadline = time.monotonic() + timeout_s
@@ -141,7 +141,7 @@ class Child:
                 if line:
                     return _object(self.name, line)
             self.check()
-        raise DemoFailed(f"the {self.name} said nothing for {timeout_s:g} s:\n{self.tail()}")
+        raise DemoFailed(f"the {self.name} printed nothing for {timeout_s:g} s:\n{self.tail()}")
 
 
 def _object(name: str, line: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 A window is a few engine steps under `torch.profiler` with shapes and without stacks. The engine's
 thread pays for recording; a second thread writes the file: first under a hidden name, then renamed,
-so that whoever watches the folder sees complete files only.
+so that a program that watches the folder reads complete files only.
 """
 
 from __future__ import annotations

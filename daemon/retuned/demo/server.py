@@ -1,4 +1,4 @@
-"""The demo's inference server: ``python -m retuned.demo.server``. A process of its own.
+"""The demo's inference server: ``python -m retuned.demo.server``. It is a separate process.
 
 When it takes requests it prints one JSON line, ``{"port": ..., "pid": ..., "ready_s": ...}``, and
 nothing else on stdout. SIGTERM ends it cleanly; so does the death of the thread that started it.
@@ -80,7 +80,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve until told to stop.
+    """Serve until a signal, or until the parent ends.
 
     Raises
     ------

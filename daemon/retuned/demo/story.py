@@ -1,10 +1,10 @@
 """The story told by ``retuned demo``: one whole turn of the loop on this machine, in scenes.
 
-The server, its client and the daemon are processes of their own. The daemon is the one that users
-run (``retuned run``); it sees the server's trace folder and control socket and nothing else. This
-file only plays the world around it: traffic that changes, a person who approves, a kernel that
-turns wrong, or in the other story kernels that harm the server. It measures nothing of a swap: the
-daemon's live proofs do, and the report shows their verdicts.
+The server, its client and the daemon are separate processes. The daemon is the one that users run
+(``retuned run``); it reads only the server's trace folder and control socket. This file simulates
+the rest: traffic that changes, a person who approves, a kernel whose output becomes wrong, or in
+the other story kernels that harm the server. It measures nothing of a swap: the daemon's live
+proofs do, and the report shows their verdicts.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Story:
         self._enter("code, drifted")
         self._client.say("phase code")
         self._client.answer(timeout_s=60)
-        self._say("traffic turns into that of a code assistant; nobody tells the daemon")
+        self._say("traffic becomes that of a code assistant; the daemon gets no notice of it")
         self._rates["after_drift"] = self._measure()
         drift = self._wait(
             "the daemon to see the drift",
@@ -197,7 +197,7 @@ class Story:
         )
 
     def _note_kept(self) -> None:
-        """Note what the server runs now; the server is asked, not the daemon's record."""
+        """Note what the server runs now, by the server's answer and not by the daemon's record."""
         for slot in self._swapper.slots():
             if slot.active is not None and not slot.bypassed and not slot.tripped:
                 self._kept.add((slot.definition, slot.active))

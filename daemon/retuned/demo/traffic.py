@@ -53,7 +53,7 @@ class QuantileTable(Record):
     """The committed table."""
 
     citation: str
-    """Whom to cite, and the licence."""
+    """Authors to cite, and the licence."""
     made_by: str
     """Command that computes this file again."""
     probabilities: tuple[float, ...]

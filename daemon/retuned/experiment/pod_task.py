@@ -128,7 +128,7 @@ def for_pod(task: _TaskT, *, role: PodRole, root: Path, here: Digest) -> _TaskT:
     Raises
     ------
     UnreadableInput
-        If there is no variant to verify, or a tunable comes to another role.
+        If the task has no variant to verify, or a task on a tunable comes to another role.
     """
     if task.tunable is not None:
         if role is not PodRole.VERIFY:

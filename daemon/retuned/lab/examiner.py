@@ -2,8 +2,8 @@
 
 G1 contract, G2 compile and audit, G3 memory, G4 numerics, G5 search timing, G6 hold-out. G6 uses
 fresh processes, new secret seeds and a clone of the incumbent in the same run. After the minimum of
-processes, the caller is asked after each one whether the result is decided. Measurement ends then,
-or when time is up.
+processes, the examiner asks the caller after each one whether the result is decided. Measurement
+ends then, or when time is up.
 """
 
 from __future__ import annotations

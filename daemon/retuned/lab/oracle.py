@@ -142,9 +142,9 @@ def allowed_difference(
 ) -> float | None:
     """Return the largest rms difference of an accepted variant from the incumbent.
 
-    It is relative to the output's rms. Both may err, the variant by what `compare` allows. None if
-    there is no useful bound: integers, outputs that are zero or not finite, and errors as large as
-    the output.
+    It is relative to the output's rms. Both may err, the variant by the tolerance of `compare`.
+    None if no bound is useful: integers, outputs that are zero or not finite, and errors as large
+    as the output.
     """
     if incumbent.dtype.kind in "iub":
         return None

@@ -22,7 +22,7 @@ from retuned.lab.harness.variant import Variant
 from retuned.lab.harness.worker import Worker
 from retuned.lab.languages.limits import CompileLimits
 from retuned.lab.oracle import Tolerance
-from retuned.lab.subject import Array, KernelUnderTest, StrangersReference, make_inputs
+from retuned.lab.subject import Array, KernelUnderTest, UntrustedReference, make_inputs
 from retuned.lab.toolchain import Toolchain, clone_of, lend_tools, toolchain_for
 from retuned.stages.verdict import Isolation
 
@@ -156,7 +156,7 @@ class LabResources:
 
     def _reference_walls(self) -> tuple[str, ...] | None:
         subject = self.subject
-        return subject.reference_confined_by() if isinstance(subject, StrangersReference) else None
+        return subject.reference_confined_by() if isinstance(subject, UntrustedReference) else None
 
     def clone(self) -> Variant:
         """Return the incumbent under another path: the same bytes, loaded a second time."""

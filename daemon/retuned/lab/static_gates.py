@@ -79,8 +79,9 @@ def check_form(
         incumbent.sources,
     ):
         raise ContractViolated(
-            "is another source, and there is no reference: only parameters of the source "
-            "that runs are judged by what runs; attach a float64 reference for others"
+            "is another source than the incumbent's, and the definition has no reference. Without "
+            "a reference only other parameters of that source are judged; attach a float64 "
+            "reference"
         )
     parts = parts_of(solution)
     if cores and parts > cores:

@@ -36,7 +36,7 @@ class KernelUnderTest(Protocol):
 
 
 @runtime_checkable
-class StrangersReference(Protocol):
+class UntrustedReference(Protocol):
     """A subject with an untrusted reference that reports its confinement."""
 
     def reference_confined_by(self) -> tuple[str, ...] | None:

@@ -80,8 +80,8 @@ class GpuCpp:
 
 def _refuse(memory: int) -> tuple[Child, int]:
     raise MissingDependency(
-        "running and timing GPU C++ needs a GPU, and there is none here; without one it is "
-        "compiled and audited: retuned audit FILE --arch sm_90"
+        "running and timing GPU C++ needs a GPU, and this machine has none; without one, compile "
+        "and audit it: retuned audit FILE --arch sm_90"
     )
 
 

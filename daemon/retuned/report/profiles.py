@@ -27,7 +27,7 @@ from retuned.text import (
 Json = Mapping[str, Any]
 _PLOTTED = 52
 WHOLE = "(whole workload)"
-"""Stands for a kernel in a reason that is about none."""
+"""Name in reasons that concern no single kernel."""
 
 
 def records(data: object, key: str) -> list[Json]:
@@ -97,7 +97,7 @@ def mean_duration(signature: Json) -> str:
 
 
 def sure(signature: Json) -> str:
-    """Confidence in the dims; nothing where there are none."""
+    """Confidence in the dims; empty without dims."""
     return percent(signature.get("shape_confidence")) if signature.get("dims") else NOTHING
 
 

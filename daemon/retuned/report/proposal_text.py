@@ -62,7 +62,7 @@ def subject_fields(proposal: Proposal) -> list[tuple[str, str]]:
 
 
 def origin_fields(proposal: Proposal, *, now: datetime) -> list[tuple[str, str]]:
-    """Return who asked for it, and until when anybody may answer."""
+    """Return who asked for it, and when the time to decide ends."""
     return [
         ("asked by", f"{proposal.requested_by}, {ago(proposal.created_at, now=now)}"),
         ("expires", ago(proposal.expires_at, now=now)),
@@ -88,14 +88,14 @@ def meaning(proposal: Proposal) -> str:
 
 
 def waiting_words(missing: int, *, missing_from: tuple[str, ...], state: str, reason: str) -> str:
-    """Say whom a proposal waits for, or what."""
+    """Return the persons, or the state, that a proposal waits for."""
     if missing:
-        return f"{missing} more: {' or '.join(missing_from) or 'anybody'}"
+        return f"{missing} more: {' or '.join(missing_from) or 'anyone'}"
     return f"{state}: {reason}"
 
 
 def scope_words(scope: FreezeScope) -> str:
-    """Say what a freeze is for.
+    """Return the scope of a freeze in words.
 
     Examples
     --------

@@ -76,7 +76,7 @@ class LiveProof:
     claimed: Speedup | None
     """The experiment's speedup of the kernel."""
     verdict: str
-    """Code of the verdict; empty where there is none."""
+    """Code of the verdict; empty without one."""
     sentence: str
     """The verdict in words."""
     server: Speedup | None

@@ -39,7 +39,7 @@ class Roof(Record):
     low: float | None = None
     """If all that the key leaves open is favourable: the least work; None with a reason."""
     high: float | None = None
-    """If nothing of it is: the most work; at most 1; None with a reason."""
+    """If all of it is unfavourable: the most work; at most 1; None with a reason."""
     sampled: float | None = None
     """Mean over steps of this size whose lengths the server sampled: an estimate between the ends,
     not a bound; None without such steps, and over several keys."""
@@ -61,11 +61,11 @@ ROOF_REASONS: Mapping[str, str] = {
     "impossibly-fast": "the measured time is below what physics allows: the time, the key or the "
     "card is wrong",
 }
-"""Codes why there is no distance to the roof, each with its meaning."""
+"""Codes why the distance to the roof is unknown, each with its meaning."""
 
 
 class SurveyedKey(Record):
-    """One combination of axes that traffic asked for."""
+    """One combination of axes that occurred in traffic."""
 
     axes: dict[str, int] = Field(default_factory=dict)
     """Values of the axes, bucket ends; empty where a trace gives shapes only."""
@@ -186,7 +186,7 @@ class FixedFamily(Record):
     why: str
     """The reason as a sentence."""
     ways: tuple[ChangeWay, ...] = ()
-    """Ways that need a restart; empty if there is none."""
+    """Ways that need a restart; empty without one."""
     gain: Gain | None = None
     """What measurements say a change could gain; None without one."""
 

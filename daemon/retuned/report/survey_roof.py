@@ -67,7 +67,7 @@ class Account:
     least: Work
     """If all that the key leaves open is favourable."""
     most: Work
-    """If nothing of it is."""
+    """If all of it is unfavourable."""
     sampled: tuple[Work, ...] = ()
     """Of steps of this size whose lengths the server sampled."""
 

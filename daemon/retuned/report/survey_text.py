@@ -186,7 +186,7 @@ def _keys(rows: list[Json]) -> list[RenderableType]:
             words.short(key.get("config") or words.NOTHING, 80),
             gain_words(key),
         )
-    return [heading("Keys that traffic asked for"), table]
+    return [heading("Keys that occurred in traffic"), table]
 
 
 def _roofs(rows: list[Json], *, card: str) -> list[RenderableType]:

@@ -111,7 +111,7 @@ class Pages:
         who, part = self._who(request), slice_of(request, limit=PAGE)
         found = self._source.proposals(who, part, standing=_IN_MOTION)
         back: ResultPage[Row] = ResultPage(rows=())
-        if not part.before:  # what goes back concerns everybody, however much waits
+        if not part.before:  # every reader needs to see rollbacks, however many proposals wait
             back = self._source.proposals(who, part, standing={ReviewPhase.GOING_BACK})
         return self._page(
             request,
@@ -140,7 +140,7 @@ class Pages:
         who, key = self._who(request), key_of(request)
         case = self._source.case(who, key)
         if case is None:
-            raise HTTPException(404, "There is no such proposal, or you may not see it.")
+            raise HTTPException(404, "This proposal does not exist, or you may not see it.")
         session = self._session(request)
         gate = case.row.gate
         policy = gate.policy_digest if gate and gate.policy_digest else ""
@@ -160,7 +160,7 @@ class Pages:
         )
 
     def swaps(self, request: Request) -> Response:
-        """Show swaps and ways back."""
+        """Show swaps and rollbacks."""
         who = self._who(request)
         return self._page(
             request, who, "swaps.html", found=self._source.swaps(who, slice_of(request, limit=PAGE))
@@ -190,7 +190,7 @@ class Pages:
         who = self._who(request)
         found = self._source.window(who, key_of(request))
         if found is None:
-            raise HTTPException(404, "There is no such window, or you may not see it.")
+            raise HTTPException(404, "This window does not exist, or you may not see it.")
         profile, before = found.profile, found.before
         return self._page(
             request,
@@ -230,10 +230,10 @@ class Pages:
         """Say that it serves."""
         return PlainTextResponse("ok\n")
 
-    # --- what is said -----------------------------------------------------------------------------
+    # --- decisions --------------------------------------------------------------------------------
 
     async def decide(self, request: Request) -> Response:
-        """Take a person's word, if the form proves that this person was shown this artifact."""
+        """Record a decision, if the form proves that this person was shown this artifact."""
         same_site(headers_of(request), origins=self._site.origins)
         form = await form_of(request)
         who, key = await run_in_threadpool(self._who, request), key_of(request)

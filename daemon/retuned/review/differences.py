@@ -1,6 +1,6 @@
 """What a variant changes: parameters side by side, and sources line by line. Pure.
 
-Sources are strangers' text. A comparison is bounded: two files of a megabyte would take minutes.
+Sources are untrusted text. A comparison is bounded: two files of a megabyte would take minutes.
 """
 
 from __future__ import annotations

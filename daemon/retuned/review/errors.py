@@ -70,5 +70,5 @@ def _message(
 
 
 def html(text: str, *, status: int = 200) -> HTMLResponse:
-    """Return a page that nobody keeps."""
+    """Return a page that browsers and proxies must not store."""
     return HTMLResponse(text, status_code=status, headers={"cache-control": "no-store"})

@@ -70,7 +70,7 @@ def _ratio(shape: ShapeResult, *, inside: bool) -> Ratio:
 
 
 def roof_figure(document: EvidenceDocument, roofs: Roofs | None) -> Figure | None:
-    """Draw the shapes below what physics allows; None where nobody knows what that is."""
+    """Draw the shapes below the device's roof; None without times, or without a known roof."""
     timing = document.evidence.timing
     if timing is None or roofs is None or not (roofs.gflops > 0 and roofs.gbytes_per_s > 0):
         return None

@@ -1,8 +1,8 @@
-"""Who is at the other end of a connection within this machine: the kernel's own account of it.
+"""The user at the other end of a connection within this machine, by the kernel's tables.
 
-Linux lists every TCP socket with the user that opened it. A browser on this machine is so known
-without a password, and two people on one machine are two people. Nothing is believed of a
-connection that is not found there, is found twice, or comes from elsewhere.
+Linux lists every TCP socket with the user that opened it. So the page identifies a browser on this
+machine without a password, and distinguishes two people on one machine. A connection that is not in
+the list, is there twice, or comes from another machine is not identified.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where facts come from and who may speak; one machine and the operator each have their own."""
+"""Ports for facts and for identities; one machine and the operator each have their own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from retuned.stages.watch import Account
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestInfo:
-    """One request, as far as it says who comes."""
+    """One request, as far as it identifies its sender."""
 
     headers: Mapping[str, str]
     """By name in lower case; of several of one name none is here."""
@@ -36,7 +36,7 @@ class RequestInfo:
 
 
 class Authenticator(Protocol):
-    """Says who comes."""
+    """Identifies the sender of a request."""
 
     def who(self, visit: RequestInfo) -> Person:
         """Return who it is.
@@ -50,7 +50,7 @@ class Authenticator(Protocol):
 
 
 class ReviewSource(Protocol):
-    """Facts, as far as somebody may see them.
+    """Facts, as far as the viewer may see them.
 
     Every method may raise `TemporaryError` where it cannot answer now.
     """
@@ -66,7 +66,7 @@ class ReviewSource(Protocol):
         ...
 
     def case(self, viewer: Person, key: str) -> ProposalDetails | None:
-        """Return all of one proposal; None where there is none that the viewer may see.
+        """Return all of one proposal; None if it does not exist, or the viewer may not see it.
 
         Raises
         ------
@@ -76,7 +76,7 @@ class ReviewSource(Protocol):
         ...
 
     def swaps(self, viewer: Person, part: Slice) -> ResultPage[Line]:
-        """Return swaps and ways back, newest first."""
+        """Return swaps and rollbacks, newest first."""
         ...
 
     def drifts(self, viewer: Person, part: Slice) -> ResultPage[DriftLine]:
@@ -84,7 +84,7 @@ class ReviewSource(Protocol):
         ...
 
     def window(self, viewer: Person, key: str) -> Window | None:
-        """Return the window of a drift report; None where there is none."""
+        """Return the window of a drift report; None if it does not exist."""
         ...
 
     def accounts(self, viewer: Person) -> tuple[Account, ...]:

@@ -51,7 +51,7 @@ class ReviewPhase(StrEnum):
     IN_PLACE = "in-place"
     """Kept."""
     GOING_BACK = "going-back"
-    """Servers go back to what ran before."""
+    """Servers roll back to the kernels that ran before."""
     ENDED = "ended"
     """Nothing follows."""
 
@@ -117,7 +117,7 @@ def _has_effect(phase: ProposalPhase, act: Act) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Person:
-    """Who looks, or speaks."""
+    """Who reads, or decides."""
 
     user: str
     """Name, as the way in has proven it."""
@@ -148,7 +148,7 @@ class Gate:
     missing: int = 0
     """Approvals still missing."""
     missing_from: tuple[str, ...] = ()
-    """Who may still give one, such as ``group sre``; empty means anybody."""
+    """Who may still give one, such as ``group sre``; empty means anyone."""
     ignored: tuple[tuple[str, str], ...] = ()
     """(User, stable code) of approvals that do not count."""
     next_change_at: datetime | None = None
@@ -188,11 +188,11 @@ class Row:
     standing: ReviewPhase
     """Where it is."""
     gate: Gate | None = None
-    """What the gate said last; None before it was asked."""
+    """Last decision of the gate; None before the first."""
     asked: tuple[str, ...] = ()
     """What people asked for that is not done yet, in words."""
     updated_at: datetime | None = None
-    """When it last changed; None where nobody noted it."""
+    """When it last changed; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,11 +202,11 @@ class NodeRow:
     name: str
     """Which."""
     told: str
-    """What it was told, in a word or two."""
+    """Its order, in a word or two."""
     done: bool
     """Whether it says that it has done so."""
     since: datetime | None = None
-    """When it was told."""
+    """When it got the order."""
     epoch: int | None = None
     """Of its order."""
 
@@ -262,9 +262,9 @@ class CostBasis:
     gpus: int = 1
     """Accelerators that the target uses."""
     busy_ratio: float | None = None
-    """Share of time in which kernels run, by the newest profile; None where there is none."""
+    """Share of time in which kernels run, by the newest profile; None without a profile."""
     usd_per_gpu_hour: float | None = None
-    """Price of an hour; None where nobody said."""
+    """Price of an hour; None if not set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,17 +282,17 @@ class ProposalDetails:
     document: EvidenceDocument | None = None
     """What it rests on; None where it cannot be read."""
     doubt: Doubt | None = None
-    """Why the evidence is not to be believed; None where it is."""
+    """Why the evidence is not verified; None where it is."""
     candidate: Solution | None = None
-    """What would be swapped in; None where its source is not kept here."""
+    """The variant; None if its source is not stored here."""
     incumbent: Solution | None = None
-    """What it replaces; None where its source is not kept here."""
+    """The kernel that it replaces; None if its source is not stored here."""
     places: tuple[NodeRow, ...] = ()
     """Servers, pods or processes."""
     lines: tuple[Line, ...] = ()
     """What happened, oldest first."""
     sample: WatchSample | None = None
-    """What the runtime counted last; None where nothing is in force or nobody said."""
+    """Last counts of the runtime; None if no order is in force or no counts are known."""
     end_to_end: EndToEndReport | None = None
     """What the whole server gained; None where it was not measured."""
     forecast: Forecast | None = None
@@ -306,9 +306,9 @@ class ProposalDetails:
     accounts: tuple[tuple[str, StepAccount], ...] = ()
     """In a cluster: pods that have proven it, each with where the time of its steps went."""
     roofs: Roofs | None = None
-    """What physics allows; None where nobody knows."""
+    """Roofs of the device for its shapes; None if unknown."""
     beside: str = ""
-    """What accelerators did while it was measured; empty where nothing is worth a word."""
+    """Unusual states of accelerators while it was measured; empty where nothing was unusual."""
     fleet: CostBasis = CostBasis()
     """What hours and money are reckoned with."""
     commands: tuple[str, ...] = ()
@@ -342,12 +342,12 @@ class Window:
     profile: WorkloadProfile | None
     """What ran; None where it is not kept any more."""
     before: WorkloadProfile | None = None
-    """The window before it; None where there is none."""
+    """The window before it; None without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """Which part of a list is asked for."""
+    """Which part of a list the page shows."""
 
     before: str = ""
     """Only what is older than the entry of this key; empty begins with the newest."""

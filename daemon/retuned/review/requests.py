@@ -1,4 +1,4 @@
-"""What a request says: addresses, headers and forms, bounded before anybody looks at them.
+"""Addresses, headers and forms of requests, bounded before any other code reads them.
 
 What a browser sends with a POST, read within bounds.
 
@@ -39,7 +39,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def headers_of(request: Request) -> dict[str, str]:
-    """Return the headers; one that is sent twice is not believed, whichever is meant."""
+    """Return the headers, without those that are sent twice."""
     found: dict[str, str] = {}
     twice: set[str] = set()
     for name, value in request.headers.items():
@@ -62,25 +62,25 @@ def key_of(request: Request) -> str:
     Raises
     ------
     HTTPException
-        404 if it can be nobody's.
+        404 if it is empty, too long or not printable.
     """
     key = str(request.path_params["key"])
     if not 0 < len(key) <= KEY_MAX or not key.isprintable():
-        raise HTTPException(404, "There is no such address.")
+        raise HTTPException(404, "This address does not exist.")
     return key
 
 
 def slice_of(request: Request, *, limit: int) -> Slice:
-    """Return the part of a list that is asked for, by the key of its first entry.
+    """Return the requested part of a list, by the key of its first entry.
 
     Raises
     ------
     HTTPException
-        404 if it names none.
+        404 if the key is too long or not printable.
     """
     before = request.query_params.get("before", "")
     if len(before) > KEY_MAX or not (before.isprintable() or not before):
-        raise HTTPException(404, "There is no such part of the list.")
+        raise HTTPException(404, "This part of the list does not exist.")
     return Slice(before=before, limit=limit)
 
 
@@ -147,7 +147,7 @@ async def form_of(request: Request) -> Mapping[str, str]:
     Raises
     ------
     UsageError
-        If it is no form, too large, too slow, has too many fields, or one of them twice.
+        If it is not a form, too large, too slow, has too many fields, or one of them twice.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
@@ -205,16 +205,16 @@ def same_site(headers: Mapping[str, str], *, origins: frozenset[str]) -> None:
 
 
 class Guard:
-    """Refuses other hosts' names, and says what browsers may do with the answer.
+    """Refuses other hosts' names, and sets the headers that restrict browsers.
 
     Parameters
     ----------
     app
         The pages.
     hosts
-        Names that may be asked for, in lower case, with their port where it is no usual one.
+        Host names that requests may have, in lower case, with their port unless it is the default.
     open_paths
-        Addresses that any name may ask for, such as those of probes.
+        Paths that are served under any host name, such as those of probes.
     """
 
     def __init__(

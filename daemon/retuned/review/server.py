@@ -1,4 +1,4 @@
-"""Serves the pages on one address of this machine, in a thread of its own."""
+"""Serves the pages on one address of this machine, in a separate thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from retuned.errors import TemporaryError, UsageError
 
 _END_S = 5.0
 _MAX_AT_ONCE = 64
-"""Requests that are answered at the same time; the rest is told to come again."""
+"""Requests that the server handles at the same time; it answers further ones with 503."""
 _RETRY_S = 5.0
 
 
@@ -30,7 +30,7 @@ def place_of(text: str, *, what: str = "review") -> tuple[str, int]:
     Raises
     ------
     UsageError
-        If it is none; a page that others reach belongs behind the operator and its proxy.
+        If it is not such an address; a page for others belongs behind the operator and its proxy.
 
     Examples
     --------

@@ -12,8 +12,8 @@ class Site:
     """What the page is called, and what it signs with."""
 
     hosts: frozenset[str]
-    """Names that a browser may ask for, as in ``Host``, in lower case; another name is refused, so
-    that nobody's own domain can point here."""
+    """Names that a browser may send as ``Host``, in lower case. The site refuses other names, so
+    that the domain of an attacker cannot point here."""
     secure: bool = False
     """Whether browsers reach it by HTTPS."""
     key: bytes = b""

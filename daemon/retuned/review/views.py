@@ -52,7 +52,7 @@ def saving_of(proposal: Proposal) -> Hours:
 
 
 def monthly_hours(proposal: Proposal, fleet: CostBasis) -> Hours | None:
-    """Return GPU-hours a month that a swap saves; None where nobody knows how busy the GPU is."""
+    """Return GPU-hours a month that a swap saves; None if the GPU's busy share is unknown."""
     if fleet.busy_ratio is None:
         return None
     whole = fleet.gpus * HOURS_PER_MONTH * min(max(fleet.busy_ratio, 0.0), 1.0)
@@ -78,7 +78,7 @@ def worth_of(
     yield "kernel time", f"{share.point:.2%} less ({share.lower:.2%} to {share.upper:.2%})"
     yield "predicted", prediction_of(forecast)
     if hours is None:
-        yield "GPU-hours", "not known: no profile says how busy the GPU is"
+        yield "GPU-hours", "unknown: no profile shows how busy the GPU is"
         return
     said = " to ".join(text.significant(each) for each in (hours.lower, hours.upper))
     yield "GPU-hours", f"{text.significant(hours.point)} a month ({said})"
@@ -111,9 +111,9 @@ _SETTLED = {
 }
 _ASKS = {
     Act.APPROVE: ("Approve", "Give one approval for exactly this artifact."),
-    Act.REJECT: ("Reject", "One rejection ends the proposal, whoever else agreed."),
-    Act.ABORT: ("Abort", "Stop it wherever it is; a swap under way goes back. Never gated."),
-    Act.ROLLBACK: ("Roll back", "Servers go back to what ran before. Never gated."),
+    Act.REJECT: ("Reject", "One rejection ends the proposal, also after approvals."),
+    Act.ABORT: ("Abort", "Stop it in any phase; a swap under way rolls back. Never gated."),
+    Act.ROLLBACK: ("Roll back", "Servers return to the kernels that ran before. Never gated."),
     Act.BREAK_GLASS: (
         "Break the glass",
         "Emergency: swap alone, outside the windows. Stays visible in the record.",
@@ -132,7 +132,7 @@ class RowView:
     saving: str
     """Share of kernel time."""
     waits: str
-    """Whom or what it waits for."""
+    """The person or event that it waits for."""
     when: str
     """Until when, or since when."""
     tone: str
@@ -188,7 +188,7 @@ class ProposalView:
     worth: tuple[tuple[str, str], ...]
     """Hours and money, with their bounds and how they were reckoned."""
     gates: tuple[GateView, ...]
-    """What was asked of the candidate."""
+    """Validation gates of the candidate."""
     sure: tuple[tuple[str, str], ...]
     """How sure the numbers are."""
     words: tuple[WordView, ...]
@@ -196,7 +196,7 @@ class ProposalView:
     acts: tuple[ActView, ...]
     """What can be said now."""
     changes: Difference | None
-    """Sources and parameters; None where the variant's source is not kept here."""
+    """Sources and parameters; None if the variant's source is not stored here."""
     shapes: Figure | None
     """Speedup at each shape."""
     roof: Figure | None
@@ -207,7 +207,7 @@ class ProposalView:
     """Pairs, evidence and account of its live proof, in a cluster of each pod; empty without
     pairs."""
     expired: bool
-    """Whether nobody can decide any more because the time is over."""
+    """Whether the time to decide is over."""
 
 
 def row_view(row: Row, *, now: datetime) -> RowView:
@@ -290,7 +290,7 @@ def _tone(row: Row) -> str:
 
 def _state(row: Row, *, now: datetime) -> str:
     if row.standing is ReviewPhase.OPEN and now >= row.proposal.expires_at:
-        return "Expired: nobody decided in time, and nothing is swapped."
+        return "Expired: no decision came in time, and nothing is swapped."
     said = row.gate.sentence if row.gate else "Not judged yet; is the daemon running?"
     if row.standing in (ReviewPhase.OPEN, ReviewPhase.AGREED):
         return said

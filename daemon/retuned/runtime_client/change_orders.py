@@ -286,7 +286,9 @@ class ChangeSwapper:
             ``not-switchable``.
         """
         if self._changes.of(order.proposal) is not None:
-            detail = f"{order.definition} has a file or a table, which has no share of launches"
+            detail = (
+                f"{order.definition} has a file or a table, which cannot run a share of launches"
+            )
             raise CandidateError("not-switchable", detail=detail)
         self._kernels.ramp(order, fraction=fraction, excluded=excluded)
 

@@ -1,6 +1,6 @@
 """Records of steps, over the sockets of a server's processes; for proofs on live traffic.
 
-Every rank of a server has steps of its own. Answers are untrusted data: a record outside the known
+Every rank of a server has its own steps. Answers are untrusted data: a record outside the known
 ranges refuses the whole answer of its process (``steps-invalid``).
 """
 

@@ -155,7 +155,7 @@ class TunableProcess:
 
 @dataclass(slots=True)
 class TunableMemory:
-    """Reports of the recent past; a restart of the daemon or the server begins anew."""
+    """Recent reports; a restart of the daemon or the server clears them."""
 
     reports: deque[Sequence[TunableProcess]] = field(default_factory=deque)
     looked_s: float = -math.inf
@@ -186,7 +186,7 @@ def _seen_s(processes: Sequence[TunableProcess]) -> float:
 
 
 def _restarted(old: Sequence[TunableProcess], new: Sequence[TunableProcess]) -> bool:
-    """Whether counts have begun anew: other processes, or fewer launches."""
+    """Whether counts were reset: other processes, or fewer launches."""
     known = {each.name: each for each in old}
     return known.keys() != {each.name for each in new} or any(
         _launches(each) < _launches(known[each.name]) for each in new
@@ -239,7 +239,7 @@ class TunableTap(Protocol):
     ) -> contextlib.AbstractContextManager[None]:
         """Return a context in which the process launches nothing, for at most some seconds.
 
-        Entering it raises `CandidateError` or `TemporaryError` if there is no pause.
+        Entering it raises `CandidateError` or `TemporaryError` if the process does not pause.
         """
         ...
 

@@ -76,7 +76,7 @@ class Process:
     entries: Mapping[str, FileReport]
     """By kernel, the result of the last order."""
     known: frozenset[str] | None = None
-    """Tunables that were launched; None of a process that is asked about files."""
+    """Tunables that were launched; None for a process that answers about files."""
 
     def takes(self, definition: str, format: Format) -> bool:
         """Whether it gets orders for a kernel."""

@@ -82,9 +82,9 @@ log = logging.getLogger(__name__)
 _LAB = "lab"
 """Folder below the state's."""
 OBSERVES_ONLY = (
-    "observes only: lab_language is triton and there is no GPU here. Variants could be interpreted "
-    "and not timed, and without times nothing is proven, so nothing is tried; run the daemon where "
-    "a GPU is"
+    "observes only: lab_language is triton and this machine has no GPU. Triton's interpreter could "
+    "run variants but not time them, and without times no win can be proven, so the daemon tries "
+    "none; run it where a GPU is"
 )
 _CORE = Peak(gflops=256.0, gbytes_per_s=20.0, cache_bytes=0)
 """One core of today's servers: two 512-bit FMA units at 4 GHz, and what one core streams from
@@ -101,7 +101,7 @@ def build(settings: Settings) -> tuple[Loop, PrometheusTelemetry]:
     Raises
     ------
     MissingDependency
-        If there is no C++ compiler, or no PyTorch and Triton where a GPU is tuned.
+        If the machine has no C++ compiler, or no PyTorch and Triton where a GPU is tuned.
     UnreadableInput
         If the state, a policy or a definition of the user's own cannot be read.
     UsageError
@@ -319,7 +319,7 @@ def _lab(settings: Settings, store: Store, *, language: Language, arch: str) -> 
     sweep(root, running={notebook_name(plan) for plan in running})
 
     def cores() -> tuple[int, ...]:
-        """Ask anew before each experiment: servers come and go."""
+        """Return the lab's cores, read again before each experiment: servers start and end."""
         mine = os.sched_getaffinity(0)
         return settings.lab_cores or free_cores(mine, server_cores(settings.sockets))
 
@@ -346,7 +346,7 @@ def _lab(settings: Settings, store: Store, *, language: Language, arch: str) -> 
 
 
 def _family(definition: str) -> str:
-    """Return the operator of a definition; empty where nobody knows it."""
+    """Return the operator of a definition; empty if the catalog does not have it."""
     try:
         return catalog.get(definition).definition.op_type
     except UsageError:

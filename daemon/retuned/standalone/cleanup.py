@@ -176,9 +176,9 @@ _PROVEN = {
         str(o) for o in AttributionOutcome if o is not AttributionOutcome.TRYING
     ),
 }
-"""Proofs of swaps that were kept, from which nothing follows after a day."""
+"""Proofs of kept swaps; no step reads them after a day."""
 _OVER = ("judged", "skipped")
-"""Phases of windows that nobody looks at again but people."""
+"""Phases of windows that no step reads again; only people look at them."""
 _GOING = ".going-"
 """Beginning of the name of a folder that is being removed."""
 
@@ -194,7 +194,7 @@ def keep_house(ctx: Context) -> Counter[str]:
         pins = pins_now(ctx)
     except (RetunedError, ValidationError) as error:
         # a record that cannot be read may be what says that something is needed
-        log.error("nothing of experiments is cleared away: %s", error)
+        log.error("files of experiments are not removed: %s", error)
         return gone
     if ctx.lab is not None:
         gone += _clear_lab(ctx, ctx.lab, pins)

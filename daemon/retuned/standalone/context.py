@@ -130,7 +130,7 @@ class RecordKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """How long what nobody needs is kept."""
+    """How long records and files are kept after their last use."""
 
     things: timedelta = timedelta(days=30)
     """Compiled variants and raw samples."""
@@ -199,7 +199,7 @@ class LoopSettings:
     catch_up_s: float = 300.0
     """How long a process that came late may take to follow, before all go back, seconds."""
     retention: Retention = field(default_factory=Retention)
-    """How long what nobody needs any more is kept."""
+    """How long records and files are kept after their last use."""
 
 
 class KernelCatalog(Protocol):
@@ -208,7 +208,7 @@ class KernelCatalog(Protocol):
     def recognise(
         self, kernel: str, dims: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...]
     ) -> tuple[str, Mapping[str, int]] | None:
-        """Return definition and variable axes of a launch; None if nobody knows it."""
+        """Return definition and variable axes of a launch; None if the catalog has none for it."""
         ...
 
     def incumbent(self, definition: str) -> Solution:
@@ -241,7 +241,7 @@ class Captures:
     folder: Path
     """Where experiments find them, a folder per plan."""
     definition: Callable[[str], Definition | None]
-    """What a kernel computes; None where nobody knows it."""
+    """What a kernel computes; None if unknown."""
     enabled: bool = False
     """Whether this machine's owner permits it at all."""
     every: int = 100_000
@@ -313,15 +313,15 @@ class Context:
     spans: Spans = field(default_factory=NoSpans)
     """What is being done, for traces and logs."""
     lab: Path | None = None
-    """Folder of the lab, whose old things are cleared away; None clears nothing."""
+    """Folder of the lab, whose old files are removed; None removes nothing."""
     end_to_end: EndToEnd | None = None
-    """The server as its users see it; None where nobody said where it is."""
+    """The server as its users reach it; None if its address is not set."""
     live_steps: LiveSteps | None = None
     """Steps of the server, for live proofs; None proves none."""
     own_overhead: OverheadKeeper | None = None
-    """What Retuned costs the server; None measures it not."""
+    """What Retuned costs the server; None does not measure it."""
     service_counts: ServiceCounts | None = None
-    """Counts of the server's requests; None where nobody said where they are."""
+    """Counts of the server's requests; None if their address is not set."""
     step_observer: StepObserver | None = None
     """Steps of the server outside of proofs; None predicts nothing."""
     captures: Captures | None = None
@@ -336,9 +336,9 @@ class Context:
     tunables: Tunables | None = None
     """Tunables of the server; None changes none."""
     changes: Path | None = None
-    """Where changes of files and tables are put down, signed, for the server."""
+    """Folder of signed changes of files and tables, for the server."""
     devices: Devices | None = None
-    """Shows the accelerators; None where nobody can."""
+    """Reads the state of accelerators; None where no reader works."""
     server_processes: Callable[[], frozenset[int]] = frozenset
     """Processes of the watched servers, as far as they can be seen."""
 

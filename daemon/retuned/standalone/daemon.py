@@ -183,7 +183,7 @@ def serve(loop: Loop, *, observe_s: float, steer_s: float) -> None:
 
 
 def _end_threads(scheduler: BackgroundScheduler, *, status: int) -> None:
-    """Wait until no step runs: who takes the state's lock after us must find nobody at work.
+    """Wait until no step runs: the next holder of the state's lock must be the only writer.
 
     A step that hangs, on a server that does not answer, ends with the process, as by a kill; the
     lock is held until then.
@@ -193,7 +193,9 @@ def _end_threads(scheduler: BackgroundScheduler, *, status: int) -> None:
     ending.start()
     ending.join(_STOP_S)
     if ending.is_alive():
-        log.warning("a step has not ended after %.0f s; leaving it, nothing is lost", _STOP_S)
+        log.warning(
+            "a step has not ended after %.0f s; the daemon leaves it, no state is lost", _STOP_S
+        )
         logging.shutdown()
         os._exit(status)
 

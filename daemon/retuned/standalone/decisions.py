@@ -1,7 +1,7 @@
-"""What people say on one machine, whatever they say it with: commands and the review page.
+"""Decisions of people on one machine: by commands, by the review page and by messages.
 
-A decision is a record of its own, written once and bound to the artifact that was shown; the daemon
-acts on it. Refused here is what would look like a decision and be none; the gate alone decides.
+A decision is a separate record, written once and bound to the artifact that was shown; the daemon
+acts on it. This module refuses decisions that could have no effect; the gate alone decides.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ASKS = (str(ProposalPhase.AWAITING_APPROVAL), str(ProposalPhase.PAUSED))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actor:
-    """Somebody who speaks."""
+    """Who decides, and through which channel."""
 
     store: Store
     """The state, shared with the daemon."""
@@ -123,7 +123,7 @@ def asked_for(store: Store) -> Mapping[str, Sequence[PendingRequest]]:
 
 
 def standing(store: Store, proposal: str, *, what: str) -> PendingRequest | None:
-    """Return the first request of this kind that waits; None where nobody asked."""
+    """Return the first pending request of this kind; None without one."""
     waiting = asked_for(store).get(proposal, ())
     return next((asked for asked in waiting if asked.what == what), None)
 
@@ -173,7 +173,7 @@ def reject(voice: Actor, stored: Stored, proposal: Proposal, *, comment: str) ->
 def abort(
     voice: Actor, stored: Stored, proposal: Proposal, *, comment: str
 ) -> tuple[SwapDecision | None, PendingRequest]:
-    """Ask for the end of a proposal wherever it is; no decision is new where somebody asked before.
+    """Ask for the end of a proposal in any phase; without a decision if the request is pending.
 
     Raises
     ------
@@ -190,7 +190,7 @@ def abort(
 
 
 def rollback(voice: Actor, stored: Stored, *, reason: str) -> tuple[PendingRequest, bool]:
-    """Ask for the way back of a swap; return the request, and whether it is new.
+    """Ask for the rollback of a swap; return the request, and whether it is new.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 """Evidence in the loop: signed when it comes in, verified before anything is built on it.
 
-What must hold at the moment at which a server is to load a variant; a way back is never asked.
+Also the checks just before a server loads a variant; a rollback needs none of them.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _RETRY_S = 10.0
 def keep(ctx: Context, plan: ExperimentPlan, finding: Finding) -> Digest | None:
     """Sign what the lab wrote on a candidate and keep it; None if it wrote nothing that fits.
 
-    What is not kept is never proposed: a promotion without evidence is refused. The lab runs
-    strangers' code, so nothing that it says of its numbers is signed before the bounds were
-    computed again from the raw pairs.
+    A candidate without stored evidence is never proposed: a promotion without evidence is refused.
+    The lab runs untrusted code, so this signs its numbers only after it computed the bounds again
+    from the raw pairs.
 
     Raises
     ------
@@ -106,7 +106,7 @@ def measured_in(ctx: Context, proposal: Proposal) -> Digest | None:
 
 
 def doubt_about_win(ctx: Context, plan: ExperimentPlan, won: Finding) -> Doubt | None:
-    """Say why a win is not to be proposed; None if its evidence carries it.
+    """Return why a win may not be proposed; None if its evidence supports it.
 
     Raises
     ------

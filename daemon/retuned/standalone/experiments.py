@@ -1,4 +1,4 @@
-"""Stages 5 to 7 on one machine: from a belief to an experiment, from findings to what follows."""
+"""Stages 5 to 7 on one machine: from a hypothesis to an experiment, from findings to a proposal."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def _keep(ctx: Context, plan: ExperimentPlan, finding: Finding) -> None:
 
 
 def _conclude(ctx: Context, plan: ExperimentPlan) -> None:
-    """Say what an experiment means: enough, refine, the best of what was tried, or nothing."""
+    """Decide what follows an experiment: enough, refine, the best so far, or nothing."""
     stored = ctx.store.get(RecordKind.HYPOTHESIS, plan.hypothesis)
     assert stored is not None, "an experiment is opened from a hypothesis"
     belief = Hypothesis.model_validate(stored.body)
@@ -269,7 +269,7 @@ def _keep_turns(ctx: Context, plan: ExperimentPlan, turns: Sequence[Turn]) -> No
 def _is_best_so_far(ctx: Context, plan: ExperimentPlan, belief: Hypothesis, best: Finding) -> bool:
     """Whether no earlier attempt against the same incumbent saved as much.
 
-    A win is proposed at once: a better one may be found later, or there may be no later.
+    A win is proposed immediately: a later, better one is not certain.
     """
     for attempt in belief.attempts:
         earlier = ctx.store.get(RecordKind.EXPERIMENT, attempt.experiment)
@@ -282,7 +282,7 @@ def _is_best_so_far(ctx: Context, plan: ExperimentPlan, belief: Hypothesis, best
 
 
 def _family(ctx: Context, definition: str) -> list[Hypothesis]:
-    """Return untested beliefs about kernels of the same family."""
+    """Return untested hypotheses about kernels of the same family."""
     family = ctx.catalog.family(definition)
     beliefs = [
         Hypothesis.model_validate(s.body)
@@ -305,7 +305,7 @@ def _warn(ctx: Context, plan: ExperimentPlan, refined: Hypothesis) -> None:
 
 
 def _teach(ctx: Context, definition: str, best: Finding) -> None:
-    """Let untested beliefs about kernels of the same family start where this one was won."""
+    """Let untested hypotheses about kernels of the same family start where this one was won."""
     for belief in _family(ctx, definition):
         taught = hypothesis_stage.learn_from(
             belief, structure=best.solution.structure, gain=lower_bound(best), source=definition
@@ -323,7 +323,7 @@ def _replace(ctx: Context, old: Hypothesis, new: Hypothesis) -> None:
 
 
 def _first_saving(ctx: Context, belief: Hypothesis) -> float:
-    """Return the saving believed before any attempt; later beliefs are discounted."""
+    """Return the saving expected before any attempt; later hypotheses are discounted."""
     if not belief.attempts:
         return belief.expected_saving
     first = ctx.store.get(RecordKind.EXPERIMENT, belief.attempts[0].experiment)

@@ -94,7 +94,7 @@ class Machine:
 
     target: TuningTarget
     proposals: tuple[LocalProposal, ...]
-    """Open, under way or going back, and the newest promoted and rolled back ones, oldest first."""
+    """Open, under way or rolling back, and the newest promoted or rolled back, oldest first."""
     policies: tuple[PolicyFact, ...] | None
     freezes: tuple[gate.TuningFreeze, ...] | None
     slots: Mapping[str, SlotState] | None

@@ -130,7 +130,7 @@ def arch_of(store: Store, evidence: Digest | None) -> str:
 
 
 MOST_EXPERIMENTS = 48
-"""Most earlier experiments that a belief rests on, the newest of the operator."""
+"""Most earlier experiments that priors use, the newest of the operator."""
 _LOOKED_AT = 400
 """Most experiments that are looked through for them."""
 _DAY_S = 86_400.0
@@ -151,7 +151,7 @@ class LabEnvironment:
 def priors_for(
     store: Store, plan: ExperimentPlan, *, family: Callable[[str], str], language: str, arch: str
 ) -> Priors | None:
-    """Return what is believed at the beginning of an experiment; None where nothing is.
+    """Return the priors at the beginning of an experiment; None without any.
 
     Parameters
     ----------

@@ -31,11 +31,11 @@ log = logging.getLogger(__name__)
 BUDGET = "daily-budget"
 """Id of the event that says that no experiment begins for a while."""
 _UNTESTED = ("open", "outdated", "abandoned")
-"""Phases of beliefs that may be believed again."""
+"""Phases of hypotheses that may be made again."""
 
 
 def explain(ctx: Context) -> None:
-    """Turn each drift report that is worth it into hypotheses; the same belief is added once."""
+    """Turn each drift report that is worth it into hypotheses; an equal one is added once."""
     for stored in ctx.store.list(RecordKind.DRIFT, phase="new"):
         with ctx.spans.span("hypothesis", after=stored.traceparent, about={"drift": stored.id}):
             if not _explain(ctx, stored):
@@ -43,7 +43,7 @@ def explain(ctx: Context) -> None:
 
 
 def _explain(ctx: Context, stored: Stored) -> bool:
-    """Believe something of one report; False while too little of the new traffic was seen."""
+    """Make hypotheses from one report; False while too little of the new traffic was observed."""
     since = ctx.store.list(RecordKind.WINDOW, phase="judged", above=stored.id)
     if len(since) < ctx.settings.explain_windows:
         return False
@@ -69,11 +69,11 @@ def _explain(ctx: Context, stored: Stored) -> bool:
 
 
 def settle(ctx: Context) -> None:
-    """Call the mix tuned once everything believed of its drift was answered and acted on.
+    """Adopt the mix as tuned once every hypothesis on its drift was tested and acted on.
 
-    What is adopted are windows after the last swap: a kernel made faster raises the shares of all
-    others, and whoever swapped it has to say so, else the swap itself looks like drift. While what
-    is believed waits for the next day's budget the mix is adopted too, and the drift stays open.
+    It adopts windows after the last swap: a faster kernel raises the shares of all others, and with
+    older windows as baseline the swap itself would look like drift. While hypotheses wait for the
+    next day's budget, it adopts the mix too, and the drift stays open.
     """
     explained = ctx.store.list(RecordKind.DRIFT, phase="explained")
     stored = ctx.store.get(RecordKind.DETECTOR, "state")
@@ -107,10 +107,10 @@ def settle(ctx: Context) -> None:
 
 
 def _tell_adopted(ctx: Context, explained: Sequence[Stored], *, windows: int, swaps: int) -> None:
-    """Say that drift is over because it was answered: else it seems to heal by itself."""
+    """Record that the drift is over because tuning answered it, and did not end by itself."""
     sentence = (
-        "Everything that was believed of the drift was tried and decided: "
-        f"the last {windows} windows are what is normal now."
+        "Every hypothesis on the drift was tested and decided: "
+        f"the last {windows} windows are the new baseline."
     )
     log.info("drift answered: %s", sentence)
     ctx.store.record(
@@ -165,13 +165,13 @@ def share_of(ctx: Context, hypothesis: str) -> float:
 
 
 def _answered(ctx: Context) -> set[str]:
-    """Return beliefs that were tested, or are being tested; others may be believed again."""
+    """Return hypotheses that were tested, or are being tested; others may be made again."""
     again = [id for phase in _UNTESTED for id in ctx.store.ids(RecordKind.HYPOTHESIS, phase=phase)]
     return set(ctx.store.ids(RecordKind.HYPOTHESIS)).difference(again)
 
 
 def _news(ctx: Context, hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
-    """Leave out kernels that are being experimented on; replace beliefs nobody has tested yet."""
+    """Leave out kernels under experiment; replace open hypotheses that were not tested yet."""
     tested = {s.body["definition"] for s in ctx.store.list(RecordKind.HYPOTHESIS, phase="testing")}
     news = [h for h in hypotheses if h.definition not in tested]
     kernels = {h.definition for h in news}
@@ -183,7 +183,7 @@ def _news(ctx: Context, hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
 
 
 def _busy(ctx: Context) -> bool:
-    """Whether an answer to a belief is still to come."""
+    """Whether a hypothesis still waits for its result."""
     unfinished = (
         (RecordKind.HYPOTHESIS, ("open", "testing")),
         (RecordKind.EXPERIMENT, ("running", "won")),
@@ -232,7 +232,7 @@ def gains(ctx: Context, definitions: Iterable[str]) -> dict[str, float]:
 
 
 def open_belief(ctx: Context, hypothesis: Hypothesis) -> None:
-    """Write a belief that waits for an experiment, again where it was dropped untested."""
+    """Write a hypothesis that waits for an experiment, again where it was dropped untested."""
     body = hypothesis.model_dump(mode="json")
     if ctx.store.add(RecordKind.HYPOTHESIS, hypothesis.id, body, phase="open") or any(
         ctx.store.advance(RecordKind.HYPOTHESIS, hypothesis.id, expect=phase, to="open", body=body)

@@ -1,9 +1,9 @@
-"""Live kernels on one machine: what was seen of them becomes definitions, kept in the state.
+"""Live kernels on one machine: observed launches become definitions, stored in the state.
 
-What is kept is read again at the next start, so that a definition that something was found about
-does not go with the server that showed it.
+The definitions are read again at the next start, so that one with findings does not end with the
+server that launched it.
 
-Live kernels that compute what the catalog knows: asked once, and kept with what was found.
+Live kernels whose computation the catalog has: recognised once, and stored with the result.
 
 The catalog as the loop asks for it: kernels of one language, with this machine's roofline.
 """
@@ -45,7 +45,7 @@ def structured(ctx: Context, lifted: Lifted) -> Lifted:
     try:
         found = ctx.structures(lifted)
     except (RetunedError, OSError) as error:
-        log.warning("%s is not asked what it computes: %s", name, error)
+        log.warning("the computation of %s cannot be recognised: %s", name, error)
         return lifted
     is_new = found is not lifted
     body = {"fitted": found.own.model_dump(mode="json") if is_new else None}
@@ -254,7 +254,7 @@ class KnownKernels:
     def recognise(
         self, kernel: str, dims: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...]
     ) -> tuple[str, Mapping[str, int]] | None:
-        """Return definition and variable axes of a launch; None if nobody knows it here."""
+        """Return definition and variable axes of a launch; None if the catalog has none here."""
         binding = catalog.recognise(kernel, dims, dtypes)
         if binding is None or self._language not in catalog.languages(binding.definition):
             return None
@@ -265,9 +265,9 @@ class KnownKernels:
         return self._entry(definition).incumbent
 
     def family(self, definition: str) -> str:
-        """Return the operator type; empty for one that nobody knows any more.
+        """Return the operator type; empty if the catalog no longer has the definition.
 
-        A user's own definition goes with its file; what was found about it stays in the store.
+        A user's own definition ends with its file; its findings stay in the store.
         """
         try:
             return self._entry(definition).definition.op_type

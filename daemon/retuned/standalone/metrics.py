@@ -46,12 +46,12 @@ log = logging.getLogger(__name__)
 
 _MAX_PROCESSES = 4096
 WHAT = "devices"
-"""Line of a history that says what devices did."""
+"""Line of a history with the state of devices."""
 _MOMENTS = {"begin": "as it began, ", "end": "as it ended, "}
 
 
 class DevicePoller:
-    """Looks at devices again and again.
+    """Reads the state of devices, repeatedly.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ class DevicePoller:
         self._explain(devices.sentence(states, ours=servers | lab))
 
     def _explain(self, sentence: str) -> None:
-        """Write what devices did beside each new alarm; nothing unusual is said as well."""
+        """Write the state of the devices to each new alarm, also if nothing was unusual."""
         ctx = self._ctx
         for stored in ctx.store.list(RecordKind.DRIFT, above=self._explained):
             self._explained = stored.id
@@ -132,11 +132,11 @@ _EXPERIMENT = {
     "running": "running", "failed": "failed", "done": "no-improvement", "won": "succeeded",
     "proposed": "succeeded", "refused": "succeeded", "lapsed": "succeeded",
 }  # fmt: skip
-"""Whether a win is proposed is told by proposals, not by experiments."""
+"""Metric label by phase. Proposals show whether a win was proposed; experiments do not."""
 
 
 class StateMetrics:
-    """Shows what stands, again and again.
+    """Writes the state into metrics, repeatedly.
 
     Parameters
     ----------
@@ -236,7 +236,7 @@ def _slots(ctx: Context) -> None:
 
 
 def _policies(ctx: Context) -> None:
-    """Show which policies are in force; where one cannot be used there are none."""
+    """Show which policies are in force; none if one of them cannot be used."""
     rows: list[Row] = []
     try:
         for policy in ctx.policies():
@@ -256,7 +256,7 @@ def _waiting(ctx: Context) -> None:
     for stored, proposal in proposals(ctx, BEFORE_SWAP):
         said = ctx.store.get(RecordKind.GATE, stored.id)
         if said is None:
-            continue  # it is asked about in the next moment
+            continue  # the gate decides on it shortly
         answer = understood(ctx, said, GateDecision)
         if answer is None:
             continue

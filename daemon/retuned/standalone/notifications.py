@@ -107,7 +107,7 @@ def _closed(store: Store, sender: Sender, place: Place, now: datetime) -> Iterat
 
 
 def _happened(store: Store, sender: Sender, place: Place, now: datetime) -> Iterator[Notice]:
-    """Say what servers run, and run no more, since there are channels."""
+    """Yield notices of swaps that servers run, or stopped running, since channels exist."""
     begun = sender.begun
     newest = store.page(RecordKind.PROPOSAL, phases=_HAPPENED, limit=_NEWEST)
     for stored in newest:
@@ -190,7 +190,7 @@ class LocalWords:
         who = self._identity(pressed.user)
         stored = self._store.get(RecordKind.PROPOSAL, pressed.proposal)
         if stored is None:
-            raise Refused("there is no such proposal any more")
+            raise Refused("the proposal does not exist any more")
         proposal = decisions.read_proposal(stored)
         if proposal.artifact != pressed.digest:
             raise Refused("the message shows another artifact than is proposed; look at the page")
@@ -211,7 +211,7 @@ class LocalWords:
         return f"{DECIDED[decision.decision]} as {who.user}: {meaning(proposal)}"
 
     def heard(self, alerts: Sequence[Alert]) -> None:
-        """Stop, go on, or write down; see `Words.heard`."""
+        """Freeze, thaw or record, by alerts; see `Words.heard`."""
         for alert in alerts:
             self._hear(alert)
 
@@ -242,9 +242,9 @@ class LocalWords:
         try:
             found = pwd.getpwnam(user)
         except (KeyError, ValueError):
-            raise Refused(f"{user} is no user of this machine; correct slack_users") from None
+            raise Refused(f"{user} is not a user of this machine; correct slack_users") from None
         if found.pw_uid == 0:
-            raise Refused("root is nobody in particular; map Slack's users to people")
+            raise Refused("root does not identify a person; map Slack's users to people")
         return identity_of_uid(found.pw_uid, self._group_map)
 
 

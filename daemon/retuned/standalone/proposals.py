@@ -82,7 +82,7 @@ def propose(ctx: Context) -> None:
 def _keep_answer(
     ctx: Context, plan: ExperimentPlan, answer: Proposal | Refusal, *, phase: str
 ) -> None:
-    """Write the proposal, or why there is none."""
+    """Write the proposal, or why none is made."""
     with ctx.store.transaction():
         if isinstance(answer, Proposal):
             body = answer.model_dump(mode="json")
@@ -92,7 +92,7 @@ def _keep_answer(
                 say(ctx, answer.id, what="proposed", slot=answer.definition)
                 server_pace.keep_forecast(ctx, answer)
                 return
-            known = f"proposal {answer.id} says the same, and was or is decided on"
+            known = f"proposal {answer.id} is for the same swap, and is pending or decided"
             answer = Refusal(reason=RefusalReason.ALREADY_DECIDED, detail=known)
         ctx.spans.say(refused=str(answer.reason))
         _not_proposed(ctx, plan, answer, phase=phase)
@@ -255,7 +255,7 @@ def next_attempt(ctx: Context, plan: ExperimentPlan, artifact: Digest) -> int:
 
 
 def _unlearned(ctx: Context, proposal: Stored) -> bool:
-    """Whether a rollback followed from a live proof; that a lesson holds is asked before."""
+    """Whether a rollback followed from a live proof; callers check before that no lesson holds."""
     rolled_back = proposal.phase == ProposalPhase.ROLLED_BACK
     return rolled_back and ctx.store.get(RecordKind.LESSON, proposal.id) is not None
 

@@ -75,7 +75,7 @@ class Reconciler:
         """What the last round of steps left, for the delivery of its orders."""
 
     def watch(self) -> None:
-        """Judge the swaps in force; roll back at once what does harm."""
+        """Judge the swaps in force; roll back immediately what does harm."""
         watcher.watch(self.node)
 
     def reconcile(self) -> bool:
@@ -155,7 +155,7 @@ class Reconciler:
     def _span(
         self, resource: LocalProposal, status: SwapProposalStatus
     ) -> AbstractContextManager[None]:
-        """Return the span of a step; a change that is none belongs to whatever is being done."""
+        """Return the span of a step; a step without its own span belongs to the current one."""
         span = step_spans.of_proposal(resource, status)
         if span is None:
             return nullcontext()

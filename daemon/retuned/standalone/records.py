@@ -30,14 +30,14 @@ R = TypeVar("R", bound=Record)
 
 
 def understood(ctx: Context, stored: Stored, kind: type[R]) -> R | None:
-    """Return a record; None where it cannot be understood, which its history says once.
+    """Return a record; None if it is not valid, which its history then records once.
 
-    Whoever asks leaves it out: what nobody understands is proposed, ordered and swapped by nobody.
+    Callers leave such a record out: no step proposes, orders or swaps it.
     """
     try:
         return kind.model_validate(stored.body)
     except ValidationError as error:
-        detail = f"{_place(error)}; it is left out, write it anew or go back to the version of it"
+        detail = f"{_place(error)}; left out; write it again, or run the version that wrote it"
         if not any(event.what == UNREADABLE for event in ctx.store.events(id=stored.id)):
             log.error("%s %s cannot be understood: %s", stored.kind, stored.id, detail)
             ctx.store.record(

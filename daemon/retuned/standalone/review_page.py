@@ -33,7 +33,7 @@ _KINDS = {Act.APPROVE: DecisionKind.APPROVE, Act.BREAK_GLASS: DecisionKind.BREAK
 
 
 class LocalAuthenticator:
-    """The `Door` of one machine: whoever opened the other end of the connection.
+    """The `Door` of one machine: the user who opened the other end of the connection.
 
     Parameters
     ----------
@@ -86,12 +86,12 @@ class StoreDeciding:
         """Keep a person's word; see `Deciding.decide`."""
         stored = self._store.get(RecordKind.PROPOSAL, id_of(key))
         if stored is None:
-            raise UsageError("there is no such proposal any more")
+            raise UsageError("the proposal does not exist any more")
         proposal = decisions.read_proposal(stored)
         if proposal.artifact != seen.artifact:
             raise refused(
                 "not-what-was-shown",
-                f"the artifact is {proposal.artifact} by now, not the one that you were shown",
+                f"the artifact is {proposal.artifact} now, not the one that the page showed you",
             )
         voice = decisions.Actor(
             store=self._store,
@@ -129,12 +129,12 @@ class StoreDeciding:
 
 @contextmanager
 def served(settings: Settings, loop: Loop) -> Iterator[str]:
-    """Serve the page while the daemon runs, and return its address; empty where nobody wants one.
+    """Serve the page while the daemon runs, and return its address; empty if not configured.
 
     Raises
     ------
     UsageError
-        If the setting is no address of this machine alone.
+        If the setting is not an address that only this machine reaches.
     TemporaryError
         If the address is taken.
     """
@@ -144,7 +144,7 @@ def served(settings: Settings, loop: Loop) -> Iterator[str]:
     ctx = loop.ctx
     host, port = place_of(settings.review)
     server = PageServer(host, port)
-    # connections of its own, so that nobody who looks holds the daemon up
+    # a separate connection, so that readers of the page do not delay the daemon
     store = SqliteStore(settings.state_dir, clock=ctx.clock)
     try:
         names = names_of(host, server.port)

@@ -92,7 +92,7 @@ def case_of(
     Raises
     ------
     UnreadableInput
-        If somebody's word cannot be understood: it may be a rejection.
+        If a decision is not valid: it may be a rejection.
     """
     id = row.name
     return ProposalDetails(
@@ -224,24 +224,24 @@ class HostFacts:
     gpus: int
     """Accelerators that the server uses."""
     usd_per_gpu_hour: float | None
-    """Price of an hour; None where nobody said."""
+    """Price of an hour; None if not set."""
     incumbent: Callable[[str], Solution | None] = lambda _: None
-    """Variant that the server comes with, by kernel; None where nobody knows."""
+    """Variant that the server comes with, by kernel; None if unknown."""
     roofs: Callable[[Proposal, Sequence[Mapping[str, int]], str], Roofs | None] = (
         lambda _proposal, _shapes, _arch: None
     )
-    """What physics allows some shapes on an architecture; None where nobody knows."""
+    """Roofs of an architecture for some shapes; None if unknown."""
     samples: Callable[[], Sequence[WatchSample]] = lambda: ()
     """What the server counts, per slot."""
 
 
 class ServerStatusCache:
-    """Asks the server at most once a second, however many look, and leaves one alone that is away.
+    """Asks the server at most once a second for all readers, and less often if it does not answer.
 
     Parameters
     ----------
     ask
-        What is asked; it may take seconds where the server hangs.
+        Reads the server's status; it may take seconds if the server hangs.
     clock
         Time.
     """
@@ -275,12 +275,12 @@ M = TypeVar("M", bound=Record)
 
 
 class StoreReview:
-    """The `ReviewSource` over one store; everybody who gets in sees everything.
+    """The `ReviewSource` over one store; every reader may see everything.
 
     Parameters
     ----------
     store
-        A connection of its own, so that nobody who looks holds the daemon up.
+        A separate connection, so that readers of the page do not delay the daemon.
     verifier
         Of evidence.
     machine
@@ -311,7 +311,7 @@ class StoreReview:
         except UnreadableInput as error:
             freezes, warnings = (), [f"Frozen: {error}"]
         if not daemon_runs(self._machine.folder):
-            warnings.append("No daemon runs on this state: what is said happens once one runs.")
+            warnings.append("No daemon runs on this state: decisions take effect once one runs.")
         return Overview(
             place=self._machine.place, freezes=freezes, counts=counts, warnings=tuple(warnings)
         )
@@ -335,7 +335,7 @@ class StoreReview:
         return ResultPage(rows=tuple(rows), more=more, unreadable=tuple(unreadable))
 
     def case(self, viewer: Person, key: str) -> ProposalDetails | None:
-        """Return all of one proposal; None where there is none."""
+        """Return all of one proposal; None if it does not exist."""
         stored = self._store.get(RecordKind.PROPOSAL, id_of(key))
         if stored is None:
             return None
@@ -382,7 +382,7 @@ class StoreReview:
         return ResultPage(rows=tuple(rows), more=more, unreadable=tuple(unreadable))
 
     def window(self, viewer: Person, key: str) -> Window | None:
-        """Return the window of a drift report; None where there is none."""
+        """Return the window of a drift report; None if it does not exist."""
         stored = self._store.get(RecordKind.DRIFT, key)
         if stored is None:
             return None
@@ -395,7 +395,7 @@ class StoreReview:
         )
 
     def accounts(self, viewer: Person) -> tuple[Account, ...]:
-        """Return what was spent and saved, newest month first; added up anew every few seconds."""
+        """Return cost and savings, newest month first; the sums are a few seconds old at most."""
         now_s = self._clock.monotonic_s()
         if now_s >= self._added_up[0]:
             found = savings.accounts(self._store)
@@ -446,7 +446,7 @@ class StoreReview:
         return self._machine.roofs(proposal, shapes, document.environment.arch)
 
     def _sample(self, row: Row) -> WatchSample | None:
-        """Return what the server counts of the artifact; None where it runs nothing of it."""
+        """Return what the server counts of the artifact; None where it does not run it."""
         if row.standing not in (ReviewPhase.UNDER_WAY, ReviewPhase.IN_PLACE):
             return None
         proposal = row.proposal

@@ -27,7 +27,7 @@ from retuned.store.savings import RAN, Savings
 log = logging.getLogger(__name__)
 
 _CURSOR = "cursor"
-"""Record beside the sums, in a phase of its own: the last window added."""
+"""Record beside the sums, in a separate phase: the last window added."""
 _MOST = 200
 """Windows that are added at a time."""
 _STARTED = ("swapped", "restored")
@@ -137,7 +137,7 @@ def _stays(store: Store) -> Iterator[_Stay]:
         try:
             proposal = Proposal.model_validate(stored.body)
         except ValidationError:
-            continue  # nobody understands it, so nothing of it counts
+            continue  # it is not valid, so it does not count
         canary = _has_canary(store, stored.id)
         since: datetime | None = None
         for event in store.events(id=stored.id):

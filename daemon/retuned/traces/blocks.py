@@ -76,12 +76,12 @@ def timed(kind: LaunchRecord, start_ns: int, duration_ns: int) -> LaunchRecord:
 
 
 class BlockMaker(Generic[Key]):
-    """Turns keys and times of rows into blocks; rows that cannot be believed are counted.
+    """Turns keys and times of rows into blocks; implausible rows are counted.
 
     Parameters
     ----------
     kind_of
-        Meaning of a key: a launch, or why it is none. Called once per distinct key.
+        Meaning of a key: a launch, or why it is not one. Called once per distinct key.
     skipped
         Where rows left out are counted.
     """
@@ -95,7 +95,7 @@ class BlockMaker(Generic[Key]):
         self._kinds: list[LaunchRecord] = []
 
     def block(self, keys: Sequence[Key], start_ns: Ints, end_ns: Ints) -> LaunchBlock:
-        """Return the believable rows; the three arguments are as long as each other.
+        """Return the plausible rows; the three arguments are as long as each other.
 
         Times that were unreadable must come as -1.
         """
@@ -133,7 +133,7 @@ class BlockMaker(Generic[Key]):
 
 
 def _all_good(kind: Ints, start_ns: Ints, end_ns: Ints, duration_ns: Ints) -> bool:
-    """Whether every row is a launch to be believed: nearly always, and quickly said."""
+    """Whether every row is a plausible launch: nearly always so, and quickly checked."""
     return bool(
         len(kind)
         and kind.min() >= 0
@@ -154,7 +154,7 @@ def _unbelievable(start_ns: Ints, end_ns: Ints) -> Iterator[tuple[NDArray[np.boo
 
 
 def blocks_of(records: Iterable[LaunchRecord], *, rows: int) -> Iterator[LaunchBlock]:
-    """Yield records, already believed, as blocks of up to `rows` launches."""
+    """Yield records that were checked before, as blocks of up to `rows` launches."""
     ids: dict[tuple[object, ...], int] = {}
     kinds: list[LaunchRecord] = []
     columns: list[tuple[int, int, int]] = []
@@ -244,8 +244,8 @@ class Launches(Sequence[LaunchRecord]):
 def gather(blocks: Iterable[LaunchBlock], *, most: int | None = None) -> Launches:
     """Return the first launches of all blocks, in order of start.
 
-    Of what was launched only those kinds are held that a kept launch is of: a stranger's file may
-    have as many as rows.
+    Only the kinds of the returned launches stay in memory: an untrusted file may have as many kinds
+    as rows.
 
     Parameters
     ----------

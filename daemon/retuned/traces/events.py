@@ -101,7 +101,7 @@ class EventStream(Generic[Event]):
             if len(self._buffer) > self._limits.element_bytes:
                 raise self._fail(f"no event ends within {self._limits.element_bytes} bytes")
             if not self._more():
-                self._closing()  # raises if, now that nothing follows, the end is no cut token
+                self._closing()  # raises if the end is invalid, now that nothing follows
                 raise self._fail("the list of events does not end", code="truncated-json")
 
     def _more(self) -> bool:

@@ -42,7 +42,7 @@ class WatchSettings:
     patience_s: float = 60.0
     """A file that stands still but stops early is refused after this."""
     max_launches: int = 200_000
-    """Launches read per poll; a larger file is cut there and says so (``over-limit``)."""
+    """Launches read per poll; a larger file is cut there and marked (``over-limit``)."""
     depth: int = 4
     """Folders below a watched one: rocprofv3 writes ``HOST/PID_kernel_trace.csv``."""
     max_files: int = 10_000

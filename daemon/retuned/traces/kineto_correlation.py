@@ -381,7 +381,7 @@ class Links:
 
 
 class _Finder:
-    """Operator of a launch, and whose shapes to believe."""
+    """Operator of a launch, and the operator whose shapes are used."""
 
     def __init__(self, ops: Sequence[Op], meanings: Meanings) -> None:
         self._ops = ops

@@ -106,7 +106,7 @@ class TraceStream:
             raise UnreadableInput(
                 "nothing-believable",
                 where=self.origin,
-                message=f"no launch can be believed ({counts}); record the trace again",
+                message=f"no launch is plausible ({counts}); record the trace again",
             )
 
     def _in_memory(self) -> Iterator[LaunchBlock]:

@@ -279,7 +279,7 @@ def _text(raw: bytes) -> str:
 
 
 def _cells(*values: object) -> Row:
-    """Values as a table would write them; what is no text and no whole number reads as absurd."""
+    """Values as a table would write them; one that is neither text nor a whole number becomes ?."""
     return tuple(
         "" if value is None else str(value) if isinstance(value, int | str) else "?"
         for value in values

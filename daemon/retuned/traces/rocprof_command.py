@@ -79,7 +79,7 @@ def rocprof_command(
     table
         What it writes.
     scratch
-        Where records lie until the server ends; not in a watched folder, whose unreadable files
+        Folder of records until the server ends; not in a watched folder, whose unreadable files
         are cleared away.
 
     Raises
@@ -98,9 +98,9 @@ def rocprof_command(
         raise UsageError("name the server's command after `--`")
     for each in (folder, scratch):
         if not each.is_absolute() or ".." in each.parts or "%" in str(each):
-            raise UsageError(f"{each} is no absolute folder without '..' and '%'")
+            raise UsageError(f"{each} must be an absolute path without '..' and '%'")
     if scratch == folder or folder in scratch.parents:
-        raise UsageError(f"{scratch} is watched with {folder}: what lies half done would be read")
+        raise UsageError(f"{scratch} is watched with {folder}: Retuned would read unfinished files")
     length_ms = round(periods.length_s * 1e3)
     delay_ms = max(1, round(periods.every_s * 1e3) - length_ms)
     return [

@@ -145,6 +145,6 @@ class _Table:
 
 
 def _times(cells: Sequence[str]) -> Ints:
-    """Read times; what is no plain count of ns becomes -1, which nobody believes."""
+    """Read times; a cell that is not a plain count of ns becomes -1, and its launch is skipped."""
     values = (parse_ns(cell) for cell in cells)
     return np.array([-1 if value is None else min(value, _MAX) for value in values], dtype=np.int64)

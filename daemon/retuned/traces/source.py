@@ -31,7 +31,7 @@ def available_bytes() -> int:
 
 
 def _address_space_bytes() -> int:
-    """Return what is left below ``ulimit -v``; where none is set, more than any machine has."""
+    """Return the rest below ``ulimit -v``; without a limit, more than any machine has."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return 2**62
@@ -65,7 +65,7 @@ def _rows() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLimits:
-    """Bounds of one read. Where one is met the file is refused and the message says which."""
+    """Bounds of one read. A file beyond one is refused, and the message names the bound."""
 
     input_bytes: int = 64 * 2**30
     """Most bytes after decompression."""
@@ -278,7 +278,7 @@ class Format(StrEnum):
     ROCPROF_V1_JSON = "rocprof-v1-json"
     RPD_JSON = "rpd-json"
     SQLITE = "sqlite"
-    """A database; its tables say which: ``rocpd``, ``rpd`` or ``rocprof-v1-db``."""
+    """A database; its tables show the format: ``rocpd``, ``rpd`` or ``rocprof-v1-db``."""
 
 
 _OTHER_TABLES: tuple[tuple[frozenset[str], str, str], ...] = (
@@ -350,7 +350,7 @@ def sniff(source: ByteSource, head: bytes) -> Format:
 
 
 def header_fields(line: bytes) -> list[str]:
-    """Return the cells of a CSV header; empty where it is none."""
+    """Return the cells of a CSV header; empty if the line is not one."""
     try:
         return next(csv.reader([line.decode("utf-8", "replace").strip()]), [])
     except csv.Error:

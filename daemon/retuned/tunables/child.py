@@ -266,7 +266,7 @@ def difference(one: Any, other: Any) -> tuple[float, float]:  # noqa: ANN401 - t
 
 
 def _scaled(error: float, tensor: Any) -> float:  # noqa: ANN401
-    """Return a distance as it counts for the element type; `FAR` for one that is no number."""
+    """Return a distance as it counts for the element type; `FAR` for NaN."""
     scale = _TIGHTER.get(str(tensor.dtype).removeprefix("torch."), 1.0)
     return FAR if math.isnan(error) else min(FAR, scale * error)
 

@@ -53,7 +53,7 @@ class MoeCase:
     def _layer(
         self, width: int, hidden: int, *, kind: str | None, block: list[int]
     ) -> tuple[Weights, Any]:
-        """Return weights, and what vLLM is told of their scales."""
+        """Return weights, and vLLM's configuration of their scales."""
         torch = self._torch
         shapes = (self._experts, 2 * width, hidden), (self._experts, hidden, width)
         if kind is None:

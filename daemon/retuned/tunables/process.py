@@ -344,8 +344,8 @@ class HostedChild(Child):
     Raises
     ------
     HarnessError
-        ``host-absent``; and from every request ``host-gone``, if the host has ended: that is no
-        fault of a candidate.
+        ``host-absent``; and from every request ``host-gone``, if the host has ended: the candidate
+        is not the cause.
     """
 
     _log = "the log of the container of the server"

@@ -229,7 +229,7 @@ def _at_edges(
     for number, edge in enumerate(edges):
         if time.monotonic() < deadline_s:
             reason = bench.at_edge(edge.recipe, result.best, seed=101 + number)
-            if reason is not None:  # processes of a server have ends of their own: one is enough
+            if reason is not None:  # each process of a server can have other ends: one is enough
                 found[edge.end] = found.get(edge.end) or reason
     return _with(result, edges=found)
 

@@ -47,7 +47,7 @@ def change_of(
     """
     low, high = _range(guard, subject)
     if not under and not _picks(look, low, high, subject.run.row):
-        detail = f"{look.path} is not what was measured against: it has changed since"
+        detail = f"{look.path} has changed since the measurement"
         raise CandidateError("file-changed", detail=detail[:500])
     row = row_of(solution, subject)
     if _picks(look, low, high, row):

@@ -90,7 +90,7 @@ def _indented(name: str) -> str:
         ("files: scale_bias_plain.cpp", "files: /etc/passwd", 33, "variants.0.files"),
         ("    files: scale_bias_plain.cpp\n", "", 31, "either `files`"),
         ("entry: scale_bias_plain", "entry: another_name", None, ""),
-        ("incumbent: {THREADS: 1}", "incumbent: {THREADS: 3}", 36, "none of the choices 1, 2, 4"),
+        ("incumbent: {THREADS: 1}", "incumbent: {THREADS: 3}", 36, "not one of the choices 1"),
         ("incumbent: {THREADS: 1}", "incumbent: {}", 36, "a point has THREADS"),
         ("    incumbent: {THREADS: 1} # what", "    # what", 30, "0 variants in cpu_cpp have"),
         ("ROWS: [2, 4, 8]\n      THREADS", "ROWS: [2, 2, 8]\n      THREADS", 43, "written twice"),

@@ -29,8 +29,8 @@ def said(made: InputRecipe, dtype: DType) -> str:
 @pytest.mark.parametrize(
     ("made", "dtype", "problem"),
     [
-        (InputRecipe(like=Distribution.INTEGERS, low=5), DType.INT32, "high is 1 where"),
-        (InputRecipe(like=Distribution.INTEGERS, high=-5), DType.INT32, "low is 0 where"),
+        (InputRecipe(like=Distribution.INTEGERS, low=5), DType.INT32, "high is 1 by default"),
+        (InputRecipe(like=Distribution.INTEGERS, high=-5), DType.INT32, "low is 0 by default"),
         (InputRecipe(like=Distribution.UNIFORM, low=2.5), DType.FLOAT32, "above high 1"),
         (InputRecipe(like=Distribution.INTEGERS, low=0, high=128), DType.INT8, "holds -128 to 127"),
         (InputRecipe(like=Distribution.INTEGERS, low=-1, high=5), DType.UINT8, "low -1 is beyond"),
@@ -59,8 +59,8 @@ def said(made: InputRecipe, dtype: DType) -> str:
             DType.FLOAT32,
             "scale 1e\\+300 is beyond",
         ),
-        (InputRecipe(like=Distribution.PERMUTATION), DType.INT8, "numbers up to 299"),
-        (InputRecipe(like=Distribution.PERMUTATION), DType.BFLOAT16, "numbers up to 299"),
+        (InputRecipe(like=Distribution.PERMUTATION), DType.INT8, "all integers up to 299"),
+        (InputRecipe(like=Distribution.PERMUTATION), DType.BFLOAT16, "all integers up to 299"),
     ],
 )
 def test_what_does_not_fit_is_told_with_what_does(

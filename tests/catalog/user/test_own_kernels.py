@@ -22,7 +22,7 @@ from retuned.lab.generators.search import SearchGenerator
 from retuned.lab.generators.spaces import Grid
 from retuned.lab.languages.cpu_cpp import cpu_environment
 from retuned.lab.resources import LabSettings
-from retuned.lab.subject import StrangersReference, make_inputs
+from retuned.lab.subject import UntrustedReference, make_inputs
 from retuned.stages.experiment import Budget, ExperimentPlan
 from retuned.stages.verdict import Reason
 from retuned.standalone.kernels import KnownKernels
@@ -80,7 +80,7 @@ def test_an_entry_says_what_confined_its_reference_and_the_catalogs_own_need_not
 ) -> None:
     catalog.learn([load_definition(file)])
     entry = catalog.get(NAME)
-    assert isinstance(entry, StrangersReference)
+    assert isinstance(entry, UntrustedReference)
     assert entry.reference_confined_by() is None, "nothing ran yet"
     inputs = make_inputs(entry, {"M": 2}, seed=1, family="randn")
     entry.reference(inputs, {"M": 2})

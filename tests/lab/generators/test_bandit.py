@@ -51,7 +51,7 @@ def test_everybody_is_asked_once_first_in_the_order_of_the_plan() -> None:
 
 
 def test_who_is_alone_is_asked_without_a_draw() -> None:
-    assert choose([], alive=["search"], seed=1).because == "nobody else can be asked"
+    assert choose([], alive=["search"], seed=1).because == "no other generator is left"
 
 
 def test_nobody_to_ask_is_an_error() -> None:

@@ -12,12 +12,12 @@ from retuned.cli.output import JsonFlag
 from retuned.cli.session import ConfigOption, StateOption
 from retuned_bench.dataset.options import SEED, UNKNOWN_LICENSE, Format
 
-app = typer.Typer(no_args_is_help=True, help="Take data for training out of the experiments.")
+app = typer.Typer(no_args_is_help=True, help="Export training data from the experiments.")
 
 
 @app.callback()
 def dataset() -> None:
-    """Take data for training out of the experiments."""
+    """Export training data from the experiments."""
 
 
 @app.command()
@@ -28,7 +28,7 @@ def export(
     ] = Format.SFT,
     license: Annotated[
         str,
-        typer.Option(help="SPDX expression of what is not the catalog's; you say, nobody checks."),
+        typer.Option(help="SPDX expression of sources outside the catalog; it is not verified."),
     ] = UNKNOWN_LICENSE,
     seed: Annotated[str, typer.Option(help="Of the split between training and test.")] = SEED,
     config: ConfigOption = None,
@@ -39,7 +39,7 @@ def export(
     """Write what experiments showed as JSON lines, by split, with a manifest.
 
     Exit codes: 1 nothing to export, 2 wrong options or OUT cannot be written, 3 the state cannot be
-    read, 5 it is held by somebody for long. Nothing is left behind then.
+    read, 5 another process locks it for too long. No files are left behind then.
     """
     from retuned_bench.dataset.export import export_dataset  # `retuned --help` stays cheap
 

@@ -61,7 +61,7 @@ def export_dataset(
         If an option is wrong, or `out` cannot be written.
     """
     if not _LICENSE.fullmatch(license):
-        raise UsageError(f"--license {license!r:.80} is no SPDX expression, such as Apache-2.0")
+        raise UsageError(f"--license {license!r:.80} is not an SPDX expression, such as Apache-2.0")
     learn(config, definition_files)
     with desk(config, state_dir) as at, draft(out, [f"{split}.jsonl" for split in Split]) as made:
         manifest = _write(at, made, format, license=license, seed=seed)

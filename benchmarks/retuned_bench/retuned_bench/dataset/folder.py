@@ -54,7 +54,7 @@ class Lines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A folder that nobody sees yet."""
+    """A folder under a hidden name, until it is complete."""
 
     folder: Path
     """Where it is made, beside its place."""
@@ -81,8 +81,8 @@ class Draft:
 def draft(target: Path, names: Sequence[str]) -> Iterator[Draft]:
     """Open a folder's files; when the block ends without an error, the folder is in its place.
 
-    Folder and files have the rights that this process gives to what it makes (its umask); until
-    they are in their place nobody else sees them. Errors of the block itself pass unchanged.
+    Folder and files have the rights of this process's umask. Until they are in their place, only
+    this user can read them. Errors of the block itself pass unchanged.
 
     Raises
     ------
@@ -115,7 +115,7 @@ def draft(target: Path, names: Sequence[str]) -> Iterator[Draft]:
 
 
 def _let_go(stream: BinaryIO) -> None:
-    """Close a file that is whole already, or not wanted: what closing trips over is no news."""
+    """Close a file that is whole already, or not wanted; errors of closing do not matter."""
     with suppress(OSError):
         stream.close()
 

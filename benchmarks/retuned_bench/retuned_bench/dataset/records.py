@@ -21,7 +21,7 @@ class Split(StrEnum):
 
 
 class Licenses(Record):
-    """SPDX expression of each part; ``unknown`` where nobody said."""
+    """SPDX expression of each part; ``unknown`` where none was given."""
 
     definition: str
     """Of the definition and its reference."""

@@ -1,4 +1,4 @@
-"""From experiments to rows: what is believed, what is said twice, what may stand beside what.
+"""From experiments to rows: verified evidence, duplicates, and the split of related rows.
 
 Pure decisions; what must be looked up comes in through `Knowledge`. Between experiments a `Maker`
 remembers 16 bytes and a split per row and source, and nothing else.

@@ -43,7 +43,7 @@ class Knowledge:
     """What rows are made from beside the experiments."""
 
     definition: Callable[[str], Definition | None]
-    """Finds a definition by name; None where nobody knows it any more."""
+    """Finds a definition by name; None if it does not exist any more."""
     incumbent: Callable[[str, Digest], Solution | None]
     """Finds the variant of a definition with a digest."""
     evidence: Callable[[Digest | None], tuple[EvidenceDocument | None, str]]
@@ -137,10 +137,10 @@ def reward_of(verdict: Verdict) -> float | None:
 
     Examples
     --------
-    >>> nobody = {"candidate": "sha256:" + "a" * 64, "incumbent": "sha256:" + "b" * 64}
-    >>> reward_of(Verdict(status="reject", reason="crashed", gate="G3", **nobody))
+    >>> digests = {"candidate": "sha256:" + "a" * 64, "incumbent": "sha256:" + "b" * 64}
+    >>> reward_of(Verdict(status="reject", reason="crashed", gate="G3", **digests))
     -0.8
-    >>> reward_of(Verdict(status="ambiguous", reason="harness-failed", gate="G3", **nobody))
+    >>> reward_of(Verdict(status="ambiguous", reason="harness-failed", gate="G3", **digests))
     """
     if verdict.reason in _UNKNOWN:
         return None

@@ -36,7 +36,7 @@ def prompt_of(
     incumbent: Solution,
     redact: Redact,
 ) -> RenderedText:
-    """Return the question; production's rates are told as shares only."""
+    """Return the question; it has production's rates as shares only."""
     total = sum(workload.weight for workload in workloads)
     shapes = [
         {

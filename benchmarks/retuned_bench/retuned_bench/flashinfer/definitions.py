@@ -98,7 +98,7 @@ def export_definition(definition: Definition) -> dict[str, Any]:
         raise NotExportable(f"{definition.name} changes {told} in place, which the format lacks")
     for name, spec in (*definition.inputs.items(), *definition.outputs.items()):
         if not name.isidentifier() or keyword.iskeyword(name):
-            raise NotExportable(f"{definition.name}: the tensor '{name}' is no name in Python")
+            raise NotExportable(f"{definition.name}: '{name}' is not a Python identifier")
         if str(spec.dtype) not in _THEIRS:
             raise NotExportable(
                 f"{definition.name}: '{name}' is {spec.dtype}, an element type that the format "

@@ -153,7 +153,7 @@ def _solutions(name: str, files: Sequence[Path]) -> Iterator[Solution]:
 def _write_folder(folder: Path, files: Mapping[str, Any], *, force: bool) -> None:
     """Write JSON files below a folder; names come from records, whose names hold no separators.
 
-    Each is there whole or not at all. What is there already stays, unless that is said.
+    Each file is written whole or not at all. `force` replaces existing files.
 
     Raises
     ------

@@ -36,7 +36,7 @@ class DocumentType(StrEnum):
 
 
 class NotExportable(Refused):
-    """A record that their schema cannot say, and that nobody could use if it did."""
+    """A record that their schema cannot express."""
 
     code = "not-exportable"
 
@@ -85,7 +85,7 @@ def parse_object(text: str, *, where: str) -> dict[str, Any]:
     try:
         found = json.loads(text, object_pairs_hook=once, parse_constant=no_constant)
     except (ValueError, RecursionError) as error:
-        raise _unreadable("no-json", where, f"is no JSON: {str(error)[:200]}") from error
+        raise _unreadable("no-json", where, f"is not JSON: {str(error)[:200]}") from error
     if not isinstance(found, dict):
         raise _unreadable("no-object", where, "holds no JSON object")
     _check_depth(found, where)
@@ -110,7 +110,7 @@ def kind_of(body: Mapping[str, Any], *, where: str) -> DocumentType:
     raise _unreadable(
         "unknown-document",
         where,
-        "is no definition (`reference`), solution (`spec`) or trace (`workload`)",
+        "is not a definition (`reference`), solution (`spec`) or trace (`workload`)",
     )
 
 
@@ -194,7 +194,7 @@ def traces_of(
     """Return the outcome at each shape.
 
     A solution that passed has a trace where it was measured against the incumbent in fresh
-    processes; one that lost the search has none, for there is no number that is fit to print.
+    processes. One that lost the search has none, because it was not measured in fresh processes.
 
     Parameters
     ----------

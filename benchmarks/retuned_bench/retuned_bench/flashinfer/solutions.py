@@ -3,7 +3,7 @@
 Their solutions own host code; ours never do. A Triton variant is exported with a launcher made from
 its declarative launch data, so that it runs there. Beside it go the source as it is and a file
 ``retuned.json`` with what their schema has no field for; only with these two is an imported
-solution a candidate here. Host code is never run, whoever wrote it.
+solution a candidate here. Host code is never run, also not from a trusted author.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def _check_paths(found: _Solution, *, where: str) -> None:
 def _why_not(found: _Solution) -> dict[str, str]:
     language = found.spec.language.lower()
     if language not in ("triton", "python", "cpp", "cuda", "tilelang"):
-        return {"reason": "language", "detail": f"'{language[:40]}' is no language of a variant"}
+        return {"reason": "language", "detail": f"'{language[:40]}' is not a language of variants"}
     return {
         "reason": "host-code",
         "detail": (

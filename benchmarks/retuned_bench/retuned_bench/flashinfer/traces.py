@@ -3,7 +3,7 @@
 What their record of a trace has no field for (digests, gate, bounds, the whole environment) travels
 as text under ``retuned`` among the environment's libraries; a workload's weight in its uuid. Their
 errors are absolute and relative, ours is relative to the incumbent's own: an error that was not
-measured is NaN, never zero, so that nobody's filter takes it for perfection.
+measured is NaN, never zero, so that no filter mistakes it for a perfect result.
 """
 
 from __future__ import annotations
@@ -282,7 +282,7 @@ def _weight(uuid: str, *, where: str) -> float:
     except ValueError:
         weight = math.nan
     if not math.isfinite(weight):
-        raise UnreadableInput("bad-trace", where=where, message="the uuid's weight is no number")
+        raise UnreadableInput("bad-trace", where=where, message="the uuid's weight is not a number")
     return weight
 
 

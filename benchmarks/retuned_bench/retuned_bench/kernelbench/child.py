@@ -72,7 +72,7 @@ def main() -> None:
             answer = {"refused": error.args[0], "detail": error.args[1]}
         except MemoryError:
             answer = {"refused": "out-of-memory", "detail": "needs more memory than it may have"}
-        except BaseException as error:  # whatever a stranger's code raises, SystemExit included
+        except BaseException as error:  # anything that untrusted code raises, SystemExit included
             answer = _told(error)
         heads = [{"dtype": dtype, "shape": shape} for _, dtype, shape in given]
         _write({**answer, "arrays": heads})
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def _quiet() -> None:
-    """Leave nothing on the usual descriptors: what is printed or read there is nobody's."""
+    """Point the usual descriptors to /dev/null: prints are lost, and reads return nothing."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2, 3):
         os.dup2(nothing, descriptor)

@@ -15,7 +15,7 @@ app = typer.Typer(no_args_is_help=True, help="Benchmarks of generators.")
 
 @app.callback()
 def _group() -> None:
-    """Keep ``kernelbench`` a word of its own though it is the only one."""
+    """Keep ``kernelbench`` a subcommand though it is the only one."""
 
 
 @app.command("kernelbench")

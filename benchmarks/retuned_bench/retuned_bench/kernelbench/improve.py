@@ -80,9 +80,9 @@ def improve(
     subject
         The problem.
     start
-        Where they begin, and what they have to beat.
+        The variant to start from and to beat.
     search
-        Who is asked, and how long.
+        The generators, and their time.
     folder
         Private.
     cores

@@ -87,7 +87,7 @@ class Probe:
         return used
 
     def examine(self, model: Any, other: Any, values: list[Any], later: list[Any]) -> None:  # noqa: ANN401
-        """Refuse what is no function of inputs and weights: chance, memory, hidden weights.
+        """Refuse a model that also depends on chance, on earlier calls or on hidden weights.
 
         Parameters
         ----------
@@ -230,7 +230,7 @@ class Problem:
             ]
 
     def place(self, arrays: list[Any]) -> None:
-        """Keep one more set of inputs and weights for timing, with a model of its own."""
+        """Keep one more set of inputs and weights for timing, with a separate model."""
         model = self._build(0)
         self._sets.append((model, self._load(model, arrays, double=False)))
         self._calls = [model for model, _ in self._sets]
@@ -269,7 +269,7 @@ class Problem:
             raise Refused("wrong-signature", "get_init_inputs() returns no list")
         model = self._names["Model"](*made)
         if not isinstance(model, self._torch.nn.Module):
-            raise Refused("wrong-signature", "Model is no torch.nn.Module")
+            raise Refused("wrong-signature", "Model is not a torch.nn.Module")
         return model.to(self._device)
 
     def _given(self, seed: int) -> list[Any]:

@@ -326,7 +326,7 @@ class ProblemSubject:
     """
 
     spaces: Sequence[SpaceLike] = ()
-    """Nobody has written structures for it."""
+    """No structures exist for it."""
 
     def __init__(self, definition: Definition, described: Described, eager: EagerModel) -> None:
         self.definition = definition

@@ -17,7 +17,7 @@ _MOST_PROBLEMS = 10_000
 _MOST_BYTES = 1_000_000
 
 _NO_FOLDER = (
-    "there is no such folder; --problems names one with files such as level1/19_ReLU.py, for "
+    "the folder does not exist; --problems names one with files such as level1/19_ReLU.py, for "
     "example the folder KernelBench of a checkout of KernelBench"
 )
 

@@ -50,7 +50,7 @@ class ProblemRefused(Exception):
     code
         Stable reason, kebab-case.
     detail
-        One sentence; a stranger's text, made harmless.
+        One sentence; untrusted text, with its control characters replaced.
     """
 
     def __init__(self, code: str, detail: str) -> None:
@@ -96,7 +96,7 @@ class ProblemProcess:
     Raises
     ------
     ProblemRefused
-        If the text does not run, or is no problem.
+        If the text does not run, or is not a problem.
     MissingDependency
         If this machine cannot confine the child; nothing of the text was executed then.
     """
@@ -270,7 +270,7 @@ def _shape(said: Any) -> list[int]:  # noqa: ANN401 - whatever JSON holds
 
 
 def safe(text: object) -> str:
-    """Make a stranger's text harmless."""
+    """Replace what is not printable ASCII in an untrusted text, and cut it to 400 characters."""
     return re.sub(r"[^\x20-\x7e]", "?", str(text))[:400]
 
 
@@ -288,7 +288,7 @@ def _require_walls(ready: Mapping[str, Any]) -> None:
     if not ready.get("confined") or open_walls:
         missing = ", ".join(open_walls) or "its system calls"
         raise MissingDependency(
-            f"problems are strangers' programs, and this machine cannot keep them from {missing}: "
+            f"problems are untrusted programs, and this machine cannot keep them from {missing}: "
             "seccomp (Linux on x86-64 or aarch64) is needed, and Landlock to compile; nothing was "
             "executed"
         )

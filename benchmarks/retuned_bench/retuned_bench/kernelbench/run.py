@@ -107,7 +107,7 @@ def read_outcomes(path: Path) -> dict[Digest, Outcome]:
     Raises
     ------
     UnreadableInput
-        If another line is no outcome, or the file cannot be read.
+        If another line is not an outcome, or the file cannot be read.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -191,7 +191,7 @@ class BenchSettings:
     compiles: bool = False
     """Whether ``torch.compile`` is measured too."""
     search: Search | None = None
-    """Who looks for something faster than the solution; None asks nobody."""
+    """The search for a faster variant than the solution; None searches nothing."""
     cores: Sequence[int] = ()
     """Cores to use; empty means all."""
     limits: ProblemLimits = field(default_factory=ProblemLimits)

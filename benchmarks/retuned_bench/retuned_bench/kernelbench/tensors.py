@@ -90,7 +90,7 @@ class Tensors:
 
     @contextlib.contextmanager
     def precision(self, *, double: bool) -> Iterator[None]:
-        """Make float64, or float32, what PyTorch computes in where nothing else is said."""
+        """Make float64, or float32, PyTorch's default type."""
         before = self._torch.get_default_dtype()
         self._torch.set_default_dtype(self._torch.float64 if double else self._torch.float32)
         try:
@@ -99,7 +99,7 @@ class Tensors:
             self._torch.set_default_dtype(before)
 
     def widen(self, value: Any, *, double: bool) -> Any:  # noqa: ANN401
-        """Return a value in float64 where that is asked for and there is such a number."""
+        """Return a value in float64 if `double` is set and its type can be widened."""
         wide = double and isinstance(value, self._torch.Tensor) and type_of(value) in WIDE
         return value.double() if wide else value
 
@@ -111,7 +111,7 @@ class Tensors:
                 state[name].copy_(tensor)
 
     def tensor(self, array: Any, like: Any = None) -> Any:  # noqa: ANN401
-        """Return a tensor of its own memory from (bytes, type, shape)."""
+        """Return a tensor with separate memory from (bytes, type, shape)."""
         data, name, shape = array
         kind = getattr(self._torch, name)
         flat = (

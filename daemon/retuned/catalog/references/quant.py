@@ -1,7 +1,7 @@
 """Per-token quantisation: q = x / scale, scale = max(|x|) / LARGEST over the row, in float64.
 
-What is no number is left out of the maximum; an infinity makes the row's scale one, and itself no
-number. q is not rounded here: the nearest number of its type is the exact answer.
+NaN values are left out of the maximum. An infinite value makes its row's scale infinite, and its
+own q NaN. q is not rounded here: the nearest number of its type is the exact answer.
 """
 
 from typing import Any

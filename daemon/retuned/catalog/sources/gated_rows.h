@@ -1,4 +1,4 @@
-// GATE(gate, up) over rows of x, whose first half are the gates; defined by whoever includes this.
+// GATE(gate, up) over rows of x, whose first half are the gates; defined by the including file.
 #ifndef RETUNED_GATED_ROWS_H
 #define RETUNED_GATED_ROWS_H
 #include "vec.h"

@@ -1,7 +1,7 @@
-"""Sum of two rows and its root mean square normalisation, for the arguments of a stranger's kernel.
+"""Sum of two rows and its root mean square normalisation, for the arguments of a user's kernel.
 
 A program per row: ``add_rmsnorm_whole`` holds it in registers, ``add_rmsnorm_twice`` reads both
-block by block, twice. What else strangers' kernels take or leave behind is an argument.
+block by block, twice. Other inputs and outputs of users' kernels are arguments.
 """
 # mypy: ignore-errors
 # ruff: noqa: ANN001, ANN201, D103

@@ -1,7 +1,7 @@
-"""Layer normalisation, for the arguments of a stranger's kernel: a program per row.
+"""Layer normalisation, for the arguments of a user's kernel: a program per row.
 
 ``layernorm_whole`` holds the row in registers, ``layernorm_thrice`` reads it block by block, three
-times. Whether the row's mean and factor are left behind is an argument.
+times. An argument selects whether the row's mean and factor are written.
 """
 # mypy: ignore-errors
 # ruff: noqa: ANN001, ANN201, D103

@@ -1,7 +1,7 @@
-"""Root mean square normalisation, for the arguments of a stranger's kernel: a program per row.
+"""Root mean square normalisation, for the arguments of a user's kernel: a program per row.
 
-``rmsnorm_whole`` holds the row in registers, ``rmsnorm_twice`` reads it block by block, twice. What
-else strangers' kernels take or leave behind is an argument: the gain's offset, the row's factor.
+``rmsnorm_whole`` holds the row in registers, ``rmsnorm_twice`` reads it block by block, twice.
+Other inputs and outputs of users' kernels are arguments: the gain's offset, the row's factor.
 """
 # mypy: ignore-errors
 # ruff: noqa: ANN001, ANN201, D103

@@ -1,4 +1,4 @@
-"""Gated activation, for the arguments of a stranger's kernel: a program per row and block.
+"""Gated activation, for the arguments of a user's kernel: a program per row and block.
 
 Gate and up are two tensors, or the halves of one, so where they begin and how far apart their rows
 lie are arguments.

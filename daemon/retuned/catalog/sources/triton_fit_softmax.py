@@ -1,7 +1,7 @@
-"""Softmax, for the arguments of a stranger's kernel: a program per row.
+"""Softmax, for the arguments of a user's kernel: a program per row.
 
-``softmax_held`` has the row in registers, ``softmax_streamed`` reads it block by block, twice. What
-logits are multiplied by before is an argument.
+``softmax_held`` has the row in registers, ``softmax_streamed`` reads it block by block, twice. The
+factor of the logits is an argument.
 """
 # mypy: ignore-errors
 # ruff: noqa: ANN001, ANN201, D103

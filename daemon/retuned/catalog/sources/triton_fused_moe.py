@@ -2,8 +2,8 @@
 
 Routes of one expert share its weights. One program per expert finds where its routes lie in the
 order by expert, always the same way. Then tiles of that order are multiplied; there are as many
-programs as there could be tiles, and those that find none end at once. The activation is a launch
-of its own, as servers have it, or the end of the first product. Each token adds up its slots in
+programs as there could be tiles, and those that find none end immediately. The activation is a
+separate launch, as in servers, or the end of the first product. Each token adds up its slots in
 their order. A route to no expert of this machine has no place in the order, and adds nothing.
 """
 # mypy: ignore-errors

@@ -1,7 +1,7 @@
 """8-bit floats with scales a block, for few rows: the depth is split among a program's warps.
 
-Each slice is a block of its own or half of one, so that its scales are two numbers a row and a
-column; slices are added at the end, without memory that would have to be zero beforehand.
+Each slice is one block or half of one, so that its scales are two numbers a row and a column.
+Slices are added at the end, without memory that would have to be zero beforehand.
 """
 # mypy: ignore-errors
 # ruff: noqa: ANN001, ANN201, D103

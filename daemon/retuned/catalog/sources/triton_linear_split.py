@@ -14,7 +14,7 @@ LARGEST = tl.constexpr(3.38e38)
 
 @triton.jit
 def rest(value, taken):
-    """Return what is left of a number; nothing where it is no ordinary number."""
+    """Return the rest of a number after `taken`; 0 where the number is infinite, huge or NaN."""
     ordinary = tl.abs(value) < LARGEST
     return tl.where(ordinary, value - taken.to(tl.float32), 0.0)
 

@@ -106,7 +106,7 @@ INLINE vf as_float(vi i) {
 // The larger of each lane, a pass over NaN in `a`: what uses a maximum must meet the NaN again later.
 INLINE vf larger(vf a, vf b) { return a > b ? a : b; }
 
-// The largest lane; lanes that hold NaN may be passed over, so whoever uses it must add them up later.
+// The largest lane; lanes that hold NaN may be passed over, so the caller must add them up later.
 INLINE float largest(vf v) {
   float t[LANES];
   store(t, v);

@@ -65,9 +65,9 @@ def bound_problems(
 ) -> Iterator[str]:
     low, high = made.low or 0.0, 1.0 if made.high is None else made.high
     if made.like in _BOUNDED and low > high:
-        unsaid = "; high is 1 where it is not said" if made.high is None else ""
-        unsaid = "; low is 0 where it is not said" if made.low is None else unsaid
-        yield f"low {low:g} is above high {high:g}{unsaid}"
+        default = "; high is 1 by default" if made.high is None else ""
+        default = "; low is 0 by default" if made.low is None else default
+        yield f"low {low:g} is above high {high:g}{default}"
     least, largest = range_of(spec.dtype)
     said = {name: getattr(made, name) for name in _NAMES}
     if made.like in _BOUNDED:
@@ -97,8 +97,7 @@ def _permuted(
     most = min(largest, 2.0 / limits_of(dtype).eps) if is_float(dtype) else largest
     if isinstance(axis, AxisConst) and axis.value - 1 > most:
         yield (
-            f"numbers up to {axis.value - 1} are not all told apart in {spec.dtype}; use a wider "
-            "type"
+            f"{spec.dtype} cannot represent all integers up to {axis.value - 1}; use a wider type"
         )
 
 
@@ -146,7 +145,7 @@ def _names(own: OwnDefinition) -> Iterator[Fault]:
     used = {axis for spec in definition.inputs.values() for axis in spec.shape}
     for axis in definition.variable_axes:
         if axis not in used:
-            text = f"no input has the axis '{axis}', so no launch could tell its length"
+            text = f"no input has the axis '{axis}', so a launch does not show its length"
             yield Fault(f"definition.axes.{axis}", text)
     for side in ("inputs", "outputs"):
         for name, spec in getattr(definition, side).items():
@@ -183,7 +182,7 @@ def _inputs(own: OwnDefinition) -> Iterator[Fault]:
             Distribution.UNIFORM,
             Distribution.POSITIVE,
         ):
-            text = f"{spec.dtype} holds whole numbers: say `{{like: integers, low: 0, high: 9}}`"
+            text = f"{spec.dtype} holds whole numbers: write `{{like: integers, low: 0, high: 9}}`"
             yield Fault(place, text)
         else:
             for problem in bound_problems(made, spec, axes=own.definition.axes):
@@ -272,7 +271,7 @@ def _points(own: OwnDefinition, variant: OwnVariant, place: str) -> Iterator[Fau
             yield Fault(f"{place}.params.{name}", "becomes a macro: capitals, as in BLOCK_M")
     count = math.prod(len(choices) for choices in variant.params.values())
     if count > MOST_POINTS:
-        text = f"{count} points are more than a search looks at ({MOST_POINTS}); leave choices out"
+        text = f"{count} points are more than a search tries ({MOST_POINTS}); leave choices out"
         yield Fault(f"{place}.params", text)
     given = [("incumbent", variant.incumbent)] if variant.incumbent is not None else []
     given += [(f"starts.{number}", point) for number, point in enumerate(variant.starts)]
@@ -298,7 +297,7 @@ def _point(variant: OwnVariant, point: Params | None, place: str) -> Iterator[Fa
     for name, value in point.items():
         if value not in variant.params[name]:
             choices = ", ".join(map(str, variant.params[name]))
-            yield Fault(f"{place}.{name}", f"{value} is none of the choices {choices}")
+            yield Fault(f"{place}.{name}", f"{value} is not one of the choices {choices}")
 
 
 def _sources(own: OwnDefinition, variant: OwnVariant, place: str) -> Iterator[Fault]:

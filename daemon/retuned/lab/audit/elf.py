@@ -210,12 +210,12 @@ class ElfFile:
                 what = f"section '{section.name[:60]}'"
                 self._take(section.offset + section.size, 0, what)  # all of it must be there
                 return self._take(section.offset + start, size, what)
-        raise self.broken(f"has nothing of {size} bytes at address {address:#x}")
+        raise self.broken(f"has no section with {size} bytes at address {address:#x}")
 
     def _take(self, offset: int, size: int, what: str) -> bytes:
         if offset < 0 or size < 0 or offset + size > len(self._data):
             raise self.broken(
-                f"{what} lies at bytes {offset} to {offset + size} of {len(self._data)}"
+                f"{what} has the bytes {offset} to {offset + size} of {len(self._data)}"
             )
         self.charge(0, read_bytes=size)
         return self._data[offset : offset + size]

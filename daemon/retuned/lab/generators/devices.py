@@ -80,7 +80,7 @@ GPUS: Mapping[str, DeviceFacts] = {
 
 
 def facts_of(arch: str) -> DeviceFacts | None:
-    """Return what is known of an architecture; None if nothing is.
+    """Return the facts of an architecture; None if it is unknown.
 
     Examples
     --------

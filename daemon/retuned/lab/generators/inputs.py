@@ -27,10 +27,10 @@ class GeneratorInput:
     """One plan on one machine, as a generator sees it."""
 
     plan: ExperimentPlan
-    """What is asked for."""
+    """The experiment."""
     tunable: Tunable
-    """The definition with its spaces, in the incumbent's language; its incumbent is the plan's, and
-    where nobody gave that one a space it has one."""
+    """The definition with its spaces, in the incumbent's language. Its incumbent is the plan's; if
+    that came without a space, one is inferred."""
     incumbent: Solution
     """The variant in production."""
     device: DeviceFacts
@@ -42,7 +42,7 @@ class GeneratorInput:
     earlier: tuple[Earlier, ...] = ()
     """What other experiments found on this operator, here and elsewhere, failures among them."""
     priors: Priors | None = None
-    """What they make believe before anything is tried; it only orders."""
+    """Priors from them, before anything is tried; they only order."""
     left_s: Callable[[], float] = lambda: math.inf
     """Seconds that the search for variants has left, asked at any time."""
 
@@ -57,7 +57,7 @@ class GeneratorInput:
         return tuple(each for each in self.earlier if not self._holds(each))
 
     def _holds(self, each: Earlier) -> bool:
-        """Whether a measurement needs no repetition; a winner is always measured anew."""
+        """Whether a measurement needs no repetition; a winner is always measured again."""
         shapes = [workload.axes for workload in each.workloads]
         verdict = each.finding.verdict
         return (

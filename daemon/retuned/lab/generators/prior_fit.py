@@ -40,7 +40,7 @@ from retuned.stages.hypothesis.refine import REFUSED, STARVED, WRONG
 _ROUNDS = 6
 _LIMIT = 3.0
 _ADVANTAGE = 8.0
-"""No generator is believed to be further from the average than this."""
+"""No generator's prior is further from the average than this."""
 _T = TypeVar("_T")
 _Key = tuple[str, tuple[tuple[str, int | str], ...]]
 
@@ -146,7 +146,7 @@ def _holds(each: Past, *, language: str, environment: Digest, arch: str) -> bool
 
 
 def _row(each: Past, *, environment: Digest, settings: PriorSettings) -> _Row | None:
-    """Return a finding with its weight; None for one that says nothing of the candidate."""
+    """Return a finding with its weight; None for one without information on the candidate."""
     reason = str(each.finding.verdict.reason)
     ratio = merit(each.finding)
     if ratio is None and reason not in WRONG | REFUSED | STARVED:
@@ -293,7 +293,7 @@ def _outcomes(rows: Sequence[_Row]) -> Outcomes:
 
 
 def _generators(turns: Sequence[PastTurn], settings: PriorSettings) -> tuple[GeneratorPrior, ...]:
-    """Say how each generator's gain a second compares with everybody's."""
+    """Compare each generator's gain per second with that of all generators."""
     gain: dict[str, float] = defaultdict(float)
     seconds: dict[str, float] = defaultdict(float)
     count: dict[str, float] = defaultdict(float)
@@ -310,7 +310,7 @@ def _generators(turns: Sequence[PastTurn], settings: PriorSettings) -> tuple[Gen
     found = [
         GeneratorPrior(
             generator=name,
-            # one turn of the average is added to everybody's: who was hardly asked is average
+            # one turn of the average is added to each: few turns leave a generator near the average
             advantage=_within((gain[name] + rate * turn_s) / (seconds[name] + turn_s) / rate),
             turns=min(count[name], 1e6),
         )

@@ -5,8 +5,8 @@ each parameter) and of what single points showed beyond it; everything is shrunk
 known, so that one lucky measurement moves little. Whether a variant can be built at all is counted
 apart from how fast it is.
 
-How a prior is made from findings is `prior_learning`; who reads it are the search (first guesses,
-and the mean of its surrogate), the recipes (order) and the portfolio's bandit (whom to ask).
+`prior_fit` makes a prior from findings. Its readers are the search (first guesses, and the mean of
+its surrogate), the recipes (order) and the portfolio's bandit (the next generator).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pydantic import Field
 from retuned.contract import Record
 
 FAILED = -0.7
-"""Log ratio that stands for a candidate that was never timed: its neighbours are likely as bad."""
+"""Log ratio of a candidate that was never timed: its neighbours are likely as bad."""
 MOST_STRUCTURES = 24
 """Most structures of a record."""
 MOST_VALUES = 64
@@ -29,7 +29,7 @@ MOST_POINTS = 192
 MOST_GENERATORS = 16
 """Most generators of a record."""
 _FAR = 3.0
-"""No effect is believed to be beyond this, in logarithms: a factor of twenty."""
+"""No effect of a prior is beyond this, in logarithms: a factor of twenty."""
 _EVIDENCE = 2.0
 """Least weight of findings from which a structure may be put off."""
 
@@ -108,13 +108,13 @@ class GeneratorPrior(Record):
     generator: str = Field(max_length=120)
     """Who."""
     advantage: float = Field(gt=0.0, le=64.0, allow_inf_nan=False)
-    """Its gain a second over everybody's, shrunken towards 1."""
+    """Its gain per second relative to all generators, shrunken towards 1."""
     turns: float = Field(ge=0.0, le=1e6)
     """Turns, older ones less."""
 
 
 class Priors(Record):
-    """What is believed of an operator's kernels before anything is tried here."""
+    """Priors of an operator's kernels, before anything is tried here."""
 
     family: str = Field(default="", max_length=200)
     """Operator type."""
@@ -135,7 +135,7 @@ class Priors(Record):
 
     @property
     def known(self) -> bool:
-        """Whether anything is believed of speed."""
+        """Whether the priors have an estimate of speed."""
         return bool(self.structures)
 
     def advantages(self) -> dict[str, float]:
@@ -149,7 +149,7 @@ class Expectation:
     Parameters
     ----------
     priors
-        What is believed.
+        The priors.
     """
 
     def __init__(self, priors: Priors) -> None:
@@ -186,7 +186,7 @@ class Expectation:
         return structure in self._structures
 
     def poor(self, structure: str, *, ratio: float) -> bool:
-        """Whether enough tries say that nothing of a structure comes near the best of others.
+        """Whether enough tries show that no variant of a structure is near the best of others.
 
         Parameters
         ----------

@@ -2,9 +2,9 @@
 
 Tens of evaluations decide over hundreds of points, so nothing here is wasted on points that cannot
 be built, that use more threads than there are cores, or that earlier failures rule out. Each
-evaluation teaches something about all others: a surrogate (`surrogate`) of what was measured says
-how much better every untried point may be, and the most promising one is next. Once in a while
-chance decides, in case the surrogate believes something that is not so.
+evaluation gives information about all others: a surrogate (`surrogate`) of the measurements
+estimates how much better each untried point may be, and the most promising one is next. Once in a
+while the choice is random, in case the surrogate is wrong.
 
 What earlier experiments learned (`priors`) comes before: a few first guesses are theirs, structures
 that they call poor are guessed at later, and they are the surrogate's mean for as long as they
@@ -42,18 +42,18 @@ from retuned.ports import Finding
 HOPELESS_RATIO = 0.8
 """A structure whose best stays below this share of the overall best gets no second guess."""
 WORST = math.log(4.0)
-"""How far below the best a point is told apart from worse ones, in logarithms."""
+"""Largest distance below the best, in logarithms; worse points count as this."""
 RESTART_EVERY = 16
 """Once every so many proposals a random point is tried, in case the surrogate is wrong."""
 MOST = 20_000
-"""Most points that are looked at; of larger spaces, a random part."""
+"""Most points that the search considers; of larger spaces, a random part."""
 NEAR_EVERY = 2
 """One of so many proposals is the surrogate's choice around the best, the others are of all."""
 AHEAD = 24
-"""Most points that are chosen one after the other before any is measured; what more is asked for
-follows in the order of what was promised."""
+"""Most points that are chosen one after the other before any is measured; further points follow in
+the order of their expected improvement."""
 _REFITS = (4, 6, 9, 13, 18, 25, 35, 50, 70, 100, 150, 220)
-"""Numbers of known points at which hyperparameters are chosen anew."""
+"""Numbers of known points at which hyperparameters are chosen again."""
 
 
 class SearchGenerator:
@@ -66,7 +66,7 @@ class SearchGenerator:
     cores
         Cores a launch may use.
     seed
-        Decides what is left to chance.
+        Seed of random choices.
     structures
         Only these; empty means all.
     earlier
@@ -108,7 +108,7 @@ class SearchGenerator:
         Raises
         ------
         UsageError
-            If this generator was made for another definition, or there is no workload of it.
+            If this generator was made for another definition, or `workloads` has none of it.
         """
         require_definition(definition, self._grid.tunable)
         axes = dominant_axes(definition, workloads)
@@ -201,7 +201,7 @@ class SearchGenerator:
         return bool(own) and max(own) < max(known.values()) + math.log(HOPELESS_RATIO)
 
     def _pool(self, taken: set[Point], lessons: Lessons) -> list[Point]:
-        """Return untried points that nothing speaks against."""
+        """Return untried points that no lesson excludes."""
         return [p for p in self._order if p not in taken and lessons.allow(p)]
 
     def _worth_a_look(self) -> list[Point]:
@@ -212,7 +212,7 @@ class SearchGenerator:
         return points
 
     def _admit(self, known: Collection[Point]) -> None:
-        """Look at points that were tried as well, whoever proposed them."""
+        """Add points that were tried, also those that other generators proposed."""
         missing = sorted(set(known) - self._rows.keys())
         if missing:
             self._order = sorted([*self._order, *missing])
@@ -239,7 +239,7 @@ class SearchGenerator:
     def _promising(
         self, believed: dict[Point, float], pool: Sequence[Point], *, known: Mapping[Point, float]
     ) -> Point:
-        """Return the point with most expected improvement, and believe what is expected of it.
+        """Return the point with most expected improvement; take its expectation as its result.
 
         Points that were chosen and not yet measured count as measured, with what is expected.
         """
@@ -279,7 +279,7 @@ class SearchGenerator:
         return expected_improvement(belief, best=best), belief.mean
 
     def _field(self, known: Sequence[tuple[Point, float]]) -> tuple[Field, float]:
-        """Return the space under hyperparameters that are chosen anew after some points only.
+        """Return the space under hyperparameters that are chosen again after some points only.
 
         Beside it, how much of the priors holds here.
         """

@@ -1,12 +1,12 @@
 """How far a search follows its priors: first guesses, late structures, and the surrogate's mean.
 
-The trust is bounded. A prior has at most `GUESSES` points of its own and puts a structure off by
-`LATE` points at most. As the surrogate's mean it is weighed against nothing known at every refit,
-by marginal likelihood: one that explains what was measured worse is not used until the next refit.
+The trust is bounded. A prior chooses at most `GUESSES` points and delays a structure by at most
+`LATE` points. Each refit compares the prior as the surrogate's mean with no prior, by marginal
+likelihood: a prior that explains the measurements worse is not used until the next refit.
 
-The surroundings of the best points: where a hill that was found is climbed.
+The neighbours of the best points: a local search around them.
 
-Negative results, used: what failed candidates say of points that nobody has tried.
+Negative results: what failed candidates predict for points that were not tried.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GUESSES = 3
 LATE = 12
 """Points that are tried before a structure which the priors call poor has its first guess."""
 _TRUSTS = (1.0, 0.5, 0.0)
-"""How much of the priors may be believed."""
+"""How much weight the priors get."""
 
 
 class Guidance:
@@ -46,7 +46,7 @@ class Guidance:
     Parameters
     ----------
     priors
-        What is believed; None, or one that knows nothing, guides nobody.
+        Priors; None, or an empty one, changes nothing.
     points
         All points, in the search's order.
     params
@@ -90,7 +90,7 @@ class Guidance:
         taken
             Points that were tried or chosen.
         allowed
-            Whether nothing speaks against a point.
+            Whether no lesson excludes a point.
         """
         return next((p for p in self._best if p not in taken and allowed(p)), None)
 
@@ -148,7 +148,7 @@ def around(
     taken
         Points that were tried or chosen.
     allowed
-        Whether nothing speaks against a point.
+        Whether no lesson excludes a point.
     """
     found = {
         point
@@ -188,7 +188,7 @@ class Lessons:
     _sizes: dict[str, tuple[bool, ...]] = field(default_factory=dict)
 
     def allow(self, point: Point) -> bool:
-        """Whether nothing that is known speaks against the point."""
+        """Whether no lesson excludes the point."""
         if point.structure in self.hopeless:
             return False
         return not any(self._above(point, ceiling) for ceiling in self.ceilings)

@@ -3,7 +3,7 @@
 Only what the source itself makes a parameter is varied: constexprs of a Triton kernel and ``-D``
 names of a C++ one, and of these only such as can mean something else than "how it is": sizes of
 blocks that the grid or a loop's step depends on, launch options, switches, vector widths, threads.
-What cannot run on the device is left out before anybody compiles it.
+Points that cannot run on the device are left out before they are compiled.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Widened:
     Parameters
     ----------
     tunable
-        What is known.
+        The definition with its spaces.
     incumbent
         The variant in production.
     space
@@ -155,14 +155,14 @@ class Widened:
 
 
 def widen(tunable: Tunable, incumbent: Solution, *, device: DeviceFacts) -> Tunable:
-    """Return the tunable as a plan sees it: its incumbent, and a space for it if there is none.
+    """Return the tunable as a plan sees it: its incumbent, with an inferred space if it has none.
 
     Parameters
     ----------
     tunable
-        What is known of the definition.
+        The definition with its spaces.
     incumbent
-        The variant in production, which somebody else may have written.
+        The variant in production, which may be from outside the catalog.
     device
         Where it is to run.
     """
@@ -205,7 +205,7 @@ def _triton_roles(solution: Solution) -> _Roles:
         tree = ast.parse(solution.sources[0].content)
         used = _grid_names(solution)
     except (SyntaxError, ValueError, RecursionError, MemoryError, Refused):
-        return _Roles()  # whoever compiles it says what is wrong
+        return _Roles()  # the compiler reports the error
     steps: set[str] = set()
     dot = False
     for node in ast.walk(tree):
@@ -268,7 +268,7 @@ def _cpp_choices(
     name: str, value: int, solution: Solution, *, device: DeviceFacts
 ) -> tuple[int, ...]:
     if f"panels-{value}" in solution.layouts.values():
-        return ()  # the layout follows from it, and nobody said how
+        return ()  # the layout follows from it, in an unknown way
     if name == VEC:
         return tuple(width for width in (16, 32, 64) if width <= device.vector_bytes)
     if name == THREADS:

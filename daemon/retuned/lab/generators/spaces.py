@@ -153,7 +153,7 @@ class Grid:
         return guesses
 
     def _middle(self, structure: str) -> list[Point]:
-        """Return the valid point nearest the middle of all parameters; none if there is none."""
+        """Return the valid point nearest the middle of all parameters; empty without one."""
         choices = self.spaces[structure].params.values()
         middle = [(len(c) - 1) / 2 for c in choices]
         own = [point for point in self.points if point.structure == structure]
@@ -177,7 +177,7 @@ def dominant_axes(definition: Definition, workloads: Sequence[Workload]) -> dict
     Raises
     ------
     UsageError
-        If there is no workload of this definition.
+        If `workloads` has none of this definition.
     """
     own = [workload for workload in workloads if workload.definition == definition.name]
     if not own:

@@ -253,7 +253,7 @@ def _likelihood(tables: _Tables, centred: Array, shape: Shape) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What is believed of the points of a field."""
+    """Mean and deviation of the points of a field."""
 
     mean: Array
     """Expected value of each."""
@@ -278,7 +278,7 @@ class Field:
         self._columns: dict[int, Array] = {}
 
     def believe(self, rows: Sequence[int], values: Array) -> Prediction:
-        """Return what is believed of every point, given what some showed.
+        """Return the posterior of every point, given the measured ones.
 
         Parameters
         ----------

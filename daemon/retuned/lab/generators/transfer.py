@@ -1,9 +1,9 @@
 """Winners from elsewhere as first guesses here: another device, another size of the same operator.
 
-Kernels tuned for one architecture are wrong for the next, and still they know something: which
-structure, how much a thread holds, how deep the pipeline is. Parameters are translated by what the
-two devices can hold, moved to the nearest point that can be built here, and measured like anybody
-else's. Nothing of the evidence is carried over.
+Kernels tuned for one architecture are wrong for the next, but some of their choices help: the
+structure, the elements per thread, the depth of the pipeline. Parameters are translated by the
+capacities of the two devices, moved to the nearest point that can be built here, and measured like
+any others. No evidence is carried over.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class PortingGenerator:
             return self._grid.solution(point)
         if solution.definition != definition.name or self._structures:
             return None
-        # A source of its own: its launch options are translated, its sizes are its own affair.
+        # A source outside every space: its launch options are translated, its sizes stay.
         options = {n: params[n] for n in (_WARPS, _STAGES, VEC, THREADS) if n in params}
         return solution.model_copy(
             update={
@@ -201,7 +201,7 @@ def _worth(earlier: Earlier) -> tuple[bool, float, str]:
 
 
 def _is_winner(earlier: Earlier) -> bool:
-    """Whether it was faster than what it was compared with; losers are no seeds."""
+    """Whether it was faster than its incumbent; slower variants are not used as seeds."""
     verdict = earlier.finding.verdict
     faster = verdict.speedup is not None and verdict.speedup.lower > 1.0
     return verdict.status is Status.PROMOTE or faster

@@ -397,6 +397,6 @@ class Duel:
 
 def _disagreement(claimed_ns: float, elapsed: Elapsed) -> str:
     return (
-        f"child says {claimed_ns / 1e6:.3g} ms, the kernel that it ran "
-        f"{elapsed.busy_ns / 1e6:.3g} ms of {elapsed.wall_ns / 1e6:.3g} ms"
+        f"the child reports {claimed_ns / 1e6:.3g} ms; it used "
+        f"{elapsed.busy_ns / 1e6:.3g} ms of processor time in {elapsed.wall_ns / 1e6:.3g} ms"
     )

@@ -119,7 +119,7 @@ def find_gpu() -> Gpu | None:
         body = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         raise MissingDependency(
-            "this machine has a GPU, and PyTorch cannot be asked about it; is torch installed for "
+            "this machine has a GPU, but PyTorch cannot query it; is torch installed for "
             f"its vendor? ({type(error).__name__})"
         ) from error
     if body is None:

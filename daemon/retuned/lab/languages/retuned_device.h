@@ -137,7 +137,7 @@ RETUNED_FN float warp_max(float value) {
 RETUNED_FN float block_sum(float value, float* room) {
   value = warp_sum(value);
   if (WARPS_PER_BLOCK == 1) return value;
-  sync();  // somebody may still read what was in the room
+  sync();  // another thread may still read the shared memory
   if (lane() == 0) room[warp()] = value;
   sync();
   float total = room[0];
@@ -240,7 +240,7 @@ RETUNED_FN fp16 from_float<fp16>(float value) {
   return fp16{(unsigned short)(sign | (made > 0x7c00u ? 0x7c00u : made))};
 }
 #endif
-// What is too large for 8 bits becomes NaN, as where PyTorch converts.
+// Values too large for 8 bits become NaN, as in PyTorch's conversion.
 template <>
 RETUNED_FN fp8_e4m3fn from_float<fp8_e4m3fn>(float value) {
   unsigned bits = bits_of_float(value), sign = bits >> 24 & 0x80u;

@@ -197,7 +197,7 @@ _LOCK = ".lock"
 class DayLedger:
     """The day's cost, in a file that its first use creates, readable by its owner only.
 
-    `before` returns the cost since a time; it is used if there is no ledger yet.
+    `before` returns the cost since a time; it is used while the file does not exist.
     """
 
     def __init__(

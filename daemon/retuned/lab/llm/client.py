@@ -78,7 +78,7 @@ class ChatTransport(Protocol):
         Raises
         ------
         WireFailed
-            If there is no answer.
+            If no answer arrives.
         """
         ...
 

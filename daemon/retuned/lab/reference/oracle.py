@@ -27,7 +27,7 @@ _LONGEST_LINE = 1 << 16
 _FLOAT64 = np.dtype(np.float64).str
 _NOTHING_HOLDS = (
     "is not run: on this machine neither seccomp nor Landlock confines it, so only the static "
-    "check would stand between it and your files; use Linux 5.13 or newer, or set "
+    "check would protect your files from it; use Linux 5.13 or newer, or set "
     "allow_unconfined_references if you wrote it yourself"
 )
 MOST_OUTPUT_BYTES = 16 * 2**30

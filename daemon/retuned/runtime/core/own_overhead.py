@@ -155,7 +155,7 @@ class OwnOverhead:
         return made
 
     def tend(self) -> None:
-        """Put the wrappers back if nobody records steps any more; let them pause or go on."""
+        """Put the wrappers back if step recording has ended; let them pause or go on."""
         self._steps.log.expire()
         measured = self.out or self._steps.turns is not None
         if measured and not self._steps.log.recording:

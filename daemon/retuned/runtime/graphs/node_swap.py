@@ -190,7 +190,7 @@ def _packed(graph: IndexedGraph, original: Packed, change: Change) -> Packed:
 def _check_values(arguments: Sequence[bytes], change: Change) -> None:
     for place, number in change.divisible:
         if place >= len(arguments):
-            raise Refused("layout-differs", detail=f"there is no argument {place}")
+            raise Refused("layout-differs", detail=f"the kernel has no argument {place}")
         value = int.from_bytes(arguments[place], "little")
         if value % number:
             detail = f"argument {place} is {value:#x}, not a multiple of {number}"

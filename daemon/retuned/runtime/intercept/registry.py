@@ -327,7 +327,7 @@ class Kernel:
     def _omissible(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
         """Return the parameters of a launch that have a default and a whole number.
 
-        Any other value is no part of a key: a key that has a tensor keeps its memory allocated.
+        Other values stay out of the key: a key that holds a tensor keeps its memory allocated.
         """
         positional = dict(zip([each.name for each in self.parameters], args, strict=False))
         given = {**positional, **kwargs}

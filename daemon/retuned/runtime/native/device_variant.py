@@ -51,7 +51,9 @@ class DeviceVariant(LoadedVariant):
         """
         cuda = self._torch.cuda
         if not cuda.is_available():
-            raise Refused("gpu-missing", detail=f"a {kind} variant needs a GPU; there is none")
+            raise Refused(
+                "gpu-missing", detail=f"a {kind} variant needs a GPU; the server has none"
+            )
         if cuda.device_count() == 1:
             return self._torch.device("cuda", 0)
         seen = {weight.device for weight in self.packed.served() if weight.is_cuda}

@@ -49,7 +49,7 @@ class ShadowDevice(Protocol):
     def mark(self, *, timed: bool = False) -> Mark:
         """Mark the current position of the current stream.
 
-        With the time on the checks' stream, and where it is asked for.
+        The mark has the time on the checks' stream, and on others if `timed` is set.
         """
         ...
 

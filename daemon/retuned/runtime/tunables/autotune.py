@@ -265,7 +265,7 @@ def _sides(
 
 
 def _hides_tensor(value: object) -> bool:
-    """Whether an argument that is no tensor may lead to one, as a tensor descriptor does."""
+    """Whether an argument that is not a tensor may refer to one, as a tensor descriptor does."""
     plain = value is None or isinstance(value, (bool, int, float, str))
     return not plain and type(value).__name__ not in ("dtype", "constexpr")
 

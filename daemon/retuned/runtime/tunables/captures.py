@@ -89,7 +89,7 @@ class Captures:
     def capture(self, tunable: Tunable, *, most_s: float = 0.0) -> float:
         """Capture the table's sizes again while the server is idle; return the seconds.
 
-        One size at a time, each at a safe point of its own: a request that arrives waits for one.
+        One size at a time, each at a separate safe point: a request that arrives waits for one.
 
         Parameters
         ----------

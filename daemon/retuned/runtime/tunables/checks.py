@@ -1,6 +1,6 @@
 """Shadow checks of a table: some launches run the server's own choice as well.
 
-Both sides of a launch read the same inputs, and each writes to outputs of its own. The first launch
+Both sides of a launch read the same inputs, and each writes to separate outputs. The first launch
 of a size class is compared before anything is served: the server gets its own choice's output. For
 later ones, which the sampler chooses, both sides are queued on the server's stream, in random
 order, and are compared on the checks' stream; no thread waits. Inputs are not copied: a server

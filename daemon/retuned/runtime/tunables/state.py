@@ -82,7 +82,7 @@ class SizeClass:
     def settle(self) -> None:
         """Add the times of launches that have ended.
 
-        While a graph is captured nothing is asked of the device: a query would end the capture.
+        It does not query the device while a graph is captured: a query would end the capture.
         """
         if not self.pending:
             return
@@ -540,7 +540,7 @@ def compile_only(kernel: Any, kwargs: Mapping[str, Any]) -> None:  # noqa: ANN40
 
 
 class Pointer:
-    """Stands for a tensor, an aligned one if nothing else is said, where Triton only compiles."""
+    """Replaces a tensor where Triton only compiles; its address is aligned by default."""
 
     def __init__(self, dtype: Any, *, address: int = 0) -> None:  # noqa: ANN401 - a torch.dtype
         self.dtype, self._address = dtype, address

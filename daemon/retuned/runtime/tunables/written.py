@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Iterator
 
 _LOADS = frozenset({"load", "_experimental_descriptor_load"})
-"""Functions of the language that read through a pointer; their result is no pointer."""
+"""Functions of the language that read through a pointer; their result is not a pointer."""
 _WRITES = ("store", "atomic", "inline_asm", "extern", "call", "copy", "scatter", "map_")
 """Parts of names of functions that may write through a pointer, or call one that does."""
 _METHODS = (

@@ -50,7 +50,7 @@ def look(request: Mapping[str, Any]) -> dict[str, Any]:
     data = _read(server)
     if data is None:
         if pick is None:
-            raise Refused("default-unknown", detail="there is no file, and no lookup to call")
+            raise Refused("default-unknown", detail="neither a file exists nor a lookup to call")
         runs = _asked(server.target, pick)
     else:
         name = server.target.name

@@ -124,7 +124,7 @@ def _whole(defaults: Sequence[Run]) -> tuple[Run, ...]:
     """Return the defaults if they cover every batch size."""
     apart = any(one.last + 1 != other.first for one, other in pairwise(defaults))
     if not defaults or apart or defaults[0].first != 1 or defaults[-1].last != MAX_M:
-        detail = "there is no file, and the defaults do not cover every M"
+        detail = "the file does not exist, and the defaults do not cover every M"
         raise Refused("default-unknown", detail=detail)
     return joined(defaults)
 
@@ -297,7 +297,7 @@ def plan_padded(old: Iterable[int], new: Iterable[int], *, guard: Guard, chain: 
     """
     rising = sorted(new)
     if not rising:
-        raise Refused("guard-without-row", detail="there is no new row")
+        raise Refused("guard-without-row", detail="the change has no row")
     if not guard or guard[-1][1] > TOP:
         raise Refused("guard-unbounded", detail=f"the guard of such a table ends at {TOP} at most")
     chain = functools.cache(chain)

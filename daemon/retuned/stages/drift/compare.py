@@ -22,8 +22,8 @@ def compare(
     ``diff_distance`` plus twice what sampling alone brings, ``(K - 1) / (8 ln 2) (1/n1 + 1/n2)``
     for K signatures and n effective launches; or one signature's share moved by ``diff_share`` and
     four standard errors; or launches per second changed ``diff_rate_ratio`` times. The effective
-    launches discount unequal durations (Kish 1965). Without history there is no estimate of how
-    often ordinary traffic does the same; use `detect` for that.
+    launches discount unequal durations (Kish 1965). Without history, this cannot estimate how often
+    ordinary traffic does the same; use `detect` for that.
 
     Parameters
     ----------

@@ -74,8 +74,8 @@ def detect(
     ...     report, state = detect(window(start, 900, large), state=state, settings=DEMO_SETTINGS)
     ...     print(report.action.value, round(report.cusum, 1), report.sentence[:60])
     none 0.0 The workload is a known one.
-    none 1.5 The workload may be leaving the known ones; one window is no
-    none 3.0 The workload may be leaving the known ones; one window is no
+    none 1.5 The workload may be leaving known ones; one window is not en
+    none 3.0 The workload may be leaving known ones; one window is not en
     retune 4.5 gemm at 256x64 rose from 26 % to 88 % of kernel time; gemm a
 
     References

@@ -12,7 +12,7 @@ REASONS_MAX = 8
 _NAME_CHARS = 60
 _SHARE_MIN = 0.01
 KNOWN = "The workload is a known one."
-LEANING = "The workload may be leaving the known ones; one window is not enough."
+LEANING = "The workload may be leaving known ones; one window is not enough."
 
 
 def shape_text(signature: Signature) -> str:

@@ -64,7 +64,7 @@ _HEADS = {
 
 def _why(decision: GateDecision) -> str:
     if decision.reason in {GateReason.MISSING_APPROVALS, GateReason.NEEDS_PERSON}:
-        whom = " or ".join(decision.missing_from) or "anybody but the requester"
+        whom = " or ".join(decision.missing_from) or "anyone but the requester"
         have = f"{len(decision.received)} of {decision.required} approvals"
         why = f"{have}, {decision.missing} more from {whom}"
         if decision.reason is GateReason.NEEDS_PERSON:

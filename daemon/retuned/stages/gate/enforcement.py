@@ -25,7 +25,7 @@ CLUSTER_ONLY: Mapping[str, str] = MappingProxyType(
         "spec.experiments.budget.trialDeadline": (
             "the setting max_experiment_s limits a whole experiment"
         ),
-        "spec.experiments.priorityClassName": "there are no pods; experiments run at low priority",
+        "spec.experiments.priorityClassName": "experiments have no pods, and run at low priority",
         "spec.liveProof.canaryLeaveOut": _NO_REPLICAS,
         "spec.liveProof.canaryPairs": _NO_REPLICAS,
         "spec.liveProof.canaryWindow": _NO_REPLICAS,

@@ -169,9 +169,9 @@ class LiveProof(PolicyModel):
     ] = LiveProofMode.OBSERVE
     """Whether the proof decides, is only reported, or is not made."""
     min_effect: float = Field(default=0.005, gt=0.0, le=0.5)
-    """Smallest difference of step time that counts; a smaller one is no effect."""
+    """Smallest difference of step time that counts as an effect."""
     max_harm: float = Field(default=0.05, gt=0.0, le=1.0)
-    """Slowdown that ends the proof at once when several pairs in a row show it."""
+    """Slowdown that ends the proof immediately when several pairs in a row show it."""
     max_duration: PositiveDuration = Field(default=parse_duration("30m"))
     """Longest time until a verdict, pauses included."""
     long_blocks: int = Field(default=20, ge=0, le=200)
@@ -295,7 +295,7 @@ class Canary(PolicyModel):
     steps: tuple[CanaryStep, ...] = Field(default=(), max_length=16)
     """Rising shares of the launches of a server; all launches follow the last step.
 
-    An empty list swaps all at once."""
+    An empty list swaps all launches immediately."""
     shadow_first: bool = False
     """Serve the incumbent and shadow the new kernel until it has the checks of the first step."""
     lease: Duration = Field(default=parse_duration("10m"))

@@ -269,7 +269,7 @@ def consider(
     gain = hypothesis.expected_gain_ratio**settings.discount
     saving = share * (1.0 - 1.0 / gain)
     if saving < settings.min_saving:
-        sentence = f"what is left to save is {saving:.2%} of kernel time"
+        sentence = f"the expected saving left is {saving:.2%} of kernel time"
         return _stop(StopReason.SAVING_TOO_SMALL, sentence)
     weighed = outlook(
         saving,
@@ -427,7 +427,7 @@ def _next_try(structures: Sequence[str], attempt: Attempt) -> str:
     if lesson_of(attempt.reasons) is Lesson.SMALLER_TILES:
         where += " with smaller tiles"
     if attempt.hopeless:
-        where += f" (nothing of {', '.join(attempt.hopeless)} worked)"
+        where += f" (no variant of {', '.join(attempt.hopeless)} worked)"
     if attempt.lost:
         where += f" at fewer shapes ({len(attempt.lost)} were lost)"
     return where

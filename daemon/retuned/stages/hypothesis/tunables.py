@@ -21,7 +21,7 @@ LEAST_LAUNCHES = 8
 
 
 class NotTried(StrEnum):
-    """Why there is no experiment on a tunable; stable codes."""
+    """Why a tunable gets no experiment; stable codes."""
 
     NO_TRAFFIC = "no-traffic"
     """No size class was launched often enough in the observed time."""

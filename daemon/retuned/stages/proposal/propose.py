@@ -310,7 +310,7 @@ def _refuse(
         (
             live_guard is not None and not verdict.guard.covers(live_guard),
             RefusalReason.NARROWER_THAN_LIVE,
-            f"wins for {verdict.guard}, but what is in production serves {live_guard}",
+            f"wins for {verdict.guard}, but the variant in production serves {live_guard}",
         ),
         (
             proof is None,

@@ -141,7 +141,7 @@ class SwapOrder(Record):
     shadow_noise: tuple[IncumbentNoise, ...] = Field(default=(), max_length=256)
     """Allowed difference from the incumbent by the incumbent's own noise, if known."""
     canary: tuple[CanaryStep, ...] = ()
-    """Steps before all launches; an empty tuple swaps all at once."""
+    """Steps before all launches; an empty tuple swaps all immediately."""
     lease_s: float = Field(default=0.0, ge=0.0, le=1e9)
     """After this time without a daemon, seconds, an unfinished canary is an orphan; 0 means never.
     """

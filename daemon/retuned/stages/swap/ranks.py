@@ -20,7 +20,7 @@ NOT_YET = frozenset(
         "kernel-unseen",  # a live kernel without a launch so far
         "torch-missing",  # the same, earlier
         "device-unknown",  # without a launch it is unknown which of several GPUs it serves
-        "self-check-no-shape",  # without a launch there are no inputs to check with
+        "self-check-no-shape",  # without a launch, the check has no inputs
         "unknown-tunable",  # a tunable without a launch so far
         "rule-without-launch",  # its sizes were not launched so far
         "rule-not-described",  # the same, a moment later

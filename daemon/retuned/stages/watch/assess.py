@@ -99,8 +99,8 @@ def assess(
 def _configured(newest: WatchSample, seconds: float, settings: WatchSettings) -> WatchReport:
     """Judge a row by the server's lookup: launches under a file are not compared.
 
-    Those under a table are, where they are no replays of graphs; how many there are depends on the
-    traffic, so none is required.
+    Launches under a table are compared, except replays of graphs. Their number depends on the
+    traffic, so the watch requires none.
     """
     if newest.idle_processes:
         detail = f"{newest.idle_processes} of {newest.processes} processes do not pick the row"

@@ -1,11 +1,11 @@
 """Gate G7 on one machine: a swap is switched off and on in the running server, and measured.
 
-It runs beside the watch, on a thread of its own, for a watch must never wait for it. Each pass is
-written as soon as it is made: a daemon that dies goes on with the pairs it has. Whatever happens,
-the slot is switched on again; a daemon that was killed does so when it starts again. The first
-pass runs with the swap on and counts for nothing: it warms the server, and proves engagement.
+It runs beside the watch, on a separate thread, because the watch must never wait for it. Each pass
+is stored immediately: after a restart, the daemon continues with the stored pairs. The slot is
+always switched on again; a daemon that was killed does so when it starts again. The first pass runs
+with the swap on and is not compared: it warms the server, and proves engagement.
 
-What share of the server's GPU time some shapes take in the present profile.
+Also the share of the server's GPU time that some shapes take in the present profile.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def follows(ctx: Context, proposal: Proposal) -> tuple[Consequence, str, str]:
 
 
 def rule_for(ctx: Context, definition: str) -> EndToEndRule:
-    """Return what the policy demands; what can be measured is, where there is none.
+    """Return the policy's rule; without one, the swap is measured where that is possible.
 
     Raises
     ------
@@ -189,7 +189,7 @@ def _measure(ctx: Context, order: SwapOrder, stop: threading.Event) -> None:
 
 
 def _record(ctx: Context, order: SwapOrder) -> Stored:
-    """Return what there is of a swap; begun anew where the order is another one."""
+    """Return the record of a swap; a new one if the stored one is of another order."""
     known = ctx.store.get(RecordKind.END_TO_END, order.proposal)
     if known is not None and known.body["order"] == order.id:
         return known
@@ -247,13 +247,13 @@ def _passes(
 
 
 def _known(ctx: Context, body: Mapping[str, Any]) -> tuple[ServerResponse, ...] | None:
-    """Return what the original answered when it was first asked; None where it must be asked."""
+    """Return the stored answers of the original; None if it must be measured."""
     if body["first"] is None:
         return None
     try:
         return _ANSWERS.validate_json(ctx.store.get_blob(str(body["first"])))
     except (UnreadableInput, ValidationError) as error:
-        log.warning("the answers of the original are lost, it is measured anew: %s", error)
+        log.warning("the answers of the original are lost, it is measured again: %s", error)
         return None
 
 
@@ -291,7 +291,7 @@ def _switched(ctx: Context, order: SwapOrder, *, off: bool) -> bool:
 
 
 def _stands(ctx: Context, order: SwapOrder, *, off: bool) -> bool:
-    """Whether the server has this very order, switched as it must be, and has not gone back."""
+    """Whether the server has this very order, switched as it must be, and has not rolled back."""
     return any(
         (slot.definition, slot.active, slot.epoch)
         == (order.definition, order.artifact, order.epoch)

@@ -1,8 +1,8 @@
 """A server measured over HTTP, by any API that streams completions as OpenAI's does; and the fake.
 
-The requests are the operator's, one JSON object a line, sent as they are but for `stream` and,
-where a prompt is given as text, a temperature of 0. What comes back is a stranger's: bounded in
-size and time, and read for tokens, their probabilities and the end, nothing else.
+The requests are the user's, one JSON object a line. They are sent unchanged except `stream` and,
+where a prompt is given as text, a temperature of 0. Answers are untrusted: they are bounded in size
+and time, and only their tokens, the probabilities and the end are read.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def load_requests(path: Path) -> tuple[Mapping[str, Any], ...]:
     Raises
     ------
     UnreadableInput
-        If the file cannot be read, or a line is no JSON object.
+        If the file cannot be read, or a line is not a JSON object.
     """
     try:
         with path.open("rb") as file:
@@ -87,7 +87,7 @@ class HttpEndToEnd:
     Raises
     ------
     UsageError
-        If the address is none.
+        If the address is not an HTTP address.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class _Heard:
                 self.logprobs.append(max(-1e4, min(1e4, float(number))))
 
     def answer(self) -> ServerResponse:
-        """Return the answer; tokens nobody told are words, however the text was cut."""
+        """Return the answer; if the server reports no tokens, the words of the text count."""
         if not self.ended or self.first_s is None:
             return ServerResponse(failed=True)
         tokens = self.tokens or _WORDS.findall("".join(self.text)) or ["".join(self.text)]
@@ -249,7 +249,7 @@ class FakeEndToEnd:
     """Hands out what a test wrote, and counts how often it was asked."""
 
     script: list[Served | Exception] = field(default_factory=list)
-    """Answers in order; the last one again and again."""
+    """Answers in order; the last one repeatedly."""
     passes: int = 0
     """How often it was asked."""
 

@@ -1,8 +1,8 @@
 """Captured inputs on one machine: who may be sampled, what an experiment gets, when it goes.
 
-Two say yes before anything is taken: the setting `capture_inputs` and the policy that decides about
-the kernel. The server is told again and again, because it may have been started anew; whatever
-fails here costs an experiment one family of inputs and nothing else.
+Sampling needs two permissions: the setting `capture_inputs` and the policy that decides about the
+kernel. The daemon sends the rules to the server repeatedly, because the server may have restarted.
+A failure here costs an experiment one family of inputs and nothing else.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def settle(ctx: Context) -> None:
         names = [slot.definition for slot in slots]
         _tell(ctx, captures, [name for name in names if not name.startswith(TUNABLE)])
     except TemporaryError as error:
-        log.info("nobody is told to sample: %s", error)
+        log.info("no server gets a rule for sampling: %s", error)
 
 
 def _tell(ctx: Context, captures: Captures, slots: Sequence[str]) -> None:
@@ -95,7 +95,7 @@ def _folder(captures: Captures, plan: ExperimentPlan) -> Path:
 
 
 def _rule(ctx: Context, captures: Captures, definition: str) -> CaptureRule | None:
-    """Return how a slot is sampled; None where anybody says no, or nobody can say yes."""
+    """Return how a slot is sampled; None unless the setting and a readable policy permit it."""
     if not captures.enabled:
         return None
     try:

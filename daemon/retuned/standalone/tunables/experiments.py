@@ -74,7 +74,7 @@ def task_of(ctx: Context, plan: ExperimentPlan) -> TunableTask:
     Raises
     ------
     HarnessError
-        If the server is no longer what the plan is about, or there is no place to experiment.
+        If the server no longer matches the plan, or no GPU may be used for the experiment.
     TemporaryError
         If the server does not answer.
     CandidateError

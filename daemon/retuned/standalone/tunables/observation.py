@@ -1,4 +1,4 @@
-"""Observation of a server's tunables: what recent traffic asks of them, and what is believed.
+"""Observation of a server's tunables: their launches in recent traffic, and hypotheses on tables.
 
 A tunable is a kernel of the catalog whose only structure is a table. Its incumbent is the server's
 own choice, its environment the server's. Each one without a hypothesis has a reason in its record.
@@ -44,11 +44,11 @@ _DETAIL_AGE = timedelta(minutes=1)
 _QUIET = frozenset(
     {str(each) for each in (NotTried.NO_TRAFFIC, NotTried.NO_TIME, NotTried.UNDER_WAY)}
 )
-"""Reasons that come and go with traffic; they are no lines of history."""
+"""Reasons that change with traffic; they are not written to the history."""
 
 
 def observe(ctx: Context) -> None:
-    """Look at the server's tunables, and believe in tables where they may save enough.
+    """Observe the server's tunables; make hypotheses on tables where they may save enough.
 
     Each tunable without a hypothesis has a reason in its record.
     """

@@ -39,7 +39,7 @@ class TunableRecord(Record):
 
 
 def seen(store: Store, definition: str) -> TunableRecord | None:
-    """Return what is known of a tunable; None for any other kernel, and where nothing is known."""
+    """Return the record of a tunable; None for any other kernel, and without a record."""
     stored = store.get(RecordKind.TUNABLE, definition) if is_tunable(definition) else None
     if stored is None:
         return None
@@ -57,7 +57,7 @@ def environment_of(ctx: Context, definition: str) -> Digest:
 
 
 def incumbent_named(store: Store, digest: Digest) -> Solution | None:
-    """Return a server's own choice as a variant, by its digest; None where it is none."""
+    """Return a server's own choice as a variant, by its digest; None if the digest is not one."""
     for stored in store.list(RecordKind.TUNABLE):
         known = seen(store, stored.id)
         if known is not None and known.incumbent.digest == digest:

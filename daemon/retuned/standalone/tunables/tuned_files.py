@@ -153,7 +153,7 @@ def subject_of(store: Store, definition: str) -> TunedFileStep | None:
 
 
 def incumbent_named(store: Store, digest: Digest) -> Solution | None:
-    """Return a server's row, or its own choice, as a variant; None where it is nobody's."""
+    """Return a server's row, or its own choice, as a variant; None if no server has it."""
     chosen = tunable_records.incumbent_named(store, digest)
     if chosen is not None:
         return chosen
@@ -226,7 +226,7 @@ def _look(
     *,
     formats: list[Format],
 ) -> None:
-    assert ctx.files is not None, "somebody asked for it"
+    assert ctx.files is not None, "callers checked it"
     tested = {
         str(stored.body["incumbent"])
         for stored in ctx.store.list(RecordKind.EXPERIMENT)
@@ -234,7 +234,7 @@ def _look(
     }
     problem: CandidateError | None = None
     for kind in formats:
-        if kind not in ctx.files.measured:  # then nobody needs to ask the server either
+        if kind not in ctx.files.measured:  # then the server need not be asked
             detail = f"no lab here has the library that carries out rows of {kind} files"
             problem = CandidateError("not-measurable", detail=detail)
             continue
@@ -252,7 +252,7 @@ def _look(
 
 
 def _keep(ctx: Context, definition: str, body: Mapping[str, object], *, phase: str) -> None:
-    """Write what a look found; only what is new is told."""
+    """Write what an observation found; the history gets only changes."""
     known = ctx.store.get(RecordKind.FILE, definition)
     if known is not None and (known.phase, dict(known.body)) == (phase, dict(body)):
         return
@@ -302,7 +302,7 @@ def with_change(ctx: Context, answer: Proposal | Refusal, solution: Solution) ->
     if subject is None:
         return answer
     if ctx.files is None:
-        raise TemporaryError("nobody can look at the server's files", delay_s=_RETRY_S)
+        raise TemporaryError("the daemon cannot read the server's files", delay_s=_RETRY_S)
     below = proposal_in_force(ctx.store, answer.definition)
     try:
         look = ctx.files.look(subject.format, subject.lookup)
@@ -356,10 +356,10 @@ def folder_of(ctx: Context, order: SwapOrder) -> Path:
     change = StoredChanges(ctx.store).of(order.proposal)
     stored = ctx.store.get(RecordKind.PROPOSAL, order.proposal)
     if change is None or stored is None or stored.body.get("change") != change.digest:
-        detail = "what would be written is not what was proposed"
+        detail = "the change to write differs from the proposed change"
         raise CandidateError(EvidenceFault.CONTRADICTED, detail=detail)
     if ctx.changes is None:
-        raise CandidateError(EvidenceFault.CONTRADICTED, detail="there is no folder for changes")
+        raise CandidateError(EvidenceFault.CONTRADICTED, detail="the folder of changes is not set")
     return _published(ctx, ctx.changes, order, change)
 
 

@@ -70,7 +70,7 @@ class Step:
     generation: int
     """Of the island, from 0."""
     action: Action
-    """What is asked."""
+    """What the model is to do."""
     parent: Member | None = None
     """What is changed; None for a fresh start, and for a repair of what was never measured."""
     broken: Birth | None = None

@@ -1,4 +1,4 @@
-"""What evolution by a language model is told: the endpoint, the budget, and how it searches."""
+"""Settings of evolution by a language model: the endpoint, the budget, and how it searches."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _NOTES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceBrief:
-    """What is known; zeros and empty text where it is not."""
+    """Known facts; zeros and empty text where unknown."""
 
     arch: str
     """As evidence names it."""
@@ -77,7 +77,7 @@ class DeviceBrief:
 
 
 def brief_of(language: Language, environment: Environment, *, cores: int) -> DeviceBrief:
-    """Return what is known of the device that a language's variants run on."""
+    """Return the known facts of the device that a language's variants run on."""
     if language is Language.CPU_CPP:
         return cpu_brief(environment.arch, cores=cores)
     return gpu_brief(environment.arch)

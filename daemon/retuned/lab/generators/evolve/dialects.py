@@ -1,7 +1,7 @@
-"""What a candidate may be in each language, said to the model, and how a draft becomes a variant.
+"""What a candidate may be in each language, for the model, and how a draft becomes a variant.
 
-The words here only help the model; what is allowed is decided by the contract's checkers in the
-lab, through which every answer goes like any stranger's code.
+The texts here only help the model. The contract's checkers in the lab decide what is allowed; every
+answer goes through them like any untrusted code.
 """
 
 from __future__ import annotations

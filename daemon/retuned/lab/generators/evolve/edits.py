@@ -12,7 +12,7 @@ _SEARCH, _MIDDLE, _REPLACE = "<<<<<<< SEARCH", "=======", ">>>>>>> REPLACE"
 
 
 class AnswerRefused(CandidateError):
-    """An answer of the model that is no candidate; the reason goes back to the model."""
+    """An answer of the model that is not a candidate; the reason goes back to the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class Edit:
     search: str
     """Text that must be found exactly once, whole lines."""
     replace: str
-    """What stands there instead."""
+    """Its replacement."""
 
 
 def parse_edits(text: str) -> tuple[Edit, ...]:

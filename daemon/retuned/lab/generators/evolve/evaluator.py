@@ -1,4 +1,4 @@
-"""The evaluator: what a finding of the lab means for the search. No model is asked.
+"""The evaluator: what a finding of the lab means for the search. It does not ask a model.
 
 The model never judges its own work: what is right and what is fast the lab measures, and this turns
 the verdict into a score and a few sentences that the other roles read.

@@ -3,8 +3,8 @@
 Behind the same protocol as every other generator. All state lies in the history of findings and in
 the conversation (`ChatModel.exchanges`): answers that were paid for before a kill are turned into
 the same variants again and handed out first. What the model writes is only ever source and launch
-data; it goes through the lab's gates like any stranger's code, and nothing it says changes a
-budget, a gate or a file.
+data. It goes through the lab's gates like any untrusted code, and nothing in it changes a budget, a
+gate or a file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Short notes of our own on what makes kernels fast, and people's hints for one kernel.
 
 A note begins with the line ``<!-- languages: cpu_cpp triton; families: linear softmax -->``; a star
-stands for all. Hints are written by whoever runs Retuned, in a folder of their own, named after the
-definition or its family; they reach the model as data, like everything that is not ours.
+stands for all. The user who runs Retuned writes hints in a separate folder, in files named after
+the definition or its family. They reach the model as data, like everything that is not ours.
 """
 
 from __future__ import annotations
@@ -96,10 +96,10 @@ def choose(
 
 
 def read_hint(folder: str, definition: str, op_type: str) -> str:
-    """Return what a person noted on a kernel, or else on its family; empty where nobody did.
+    """Return a person's hint on a kernel, or else on its family; empty where neither exists.
 
-    A file that is too long, no text, or no ordinary file is left aside, with a warning: a hint is
-    never a reason to end an experiment.
+    A file that is too long, not text, or not an ordinary file is left out, with a warning: a hint
+    is never a reason to end an experiment.
     """
     if not folder:
         return ""

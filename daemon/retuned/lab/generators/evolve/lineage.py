@@ -26,7 +26,7 @@ class Lineage:
     """Name of the model."""
 
     def author(self) -> str:
-        """Return what `Solution.author` says; parent and prompt have fields of their own.
+        """Return the value of `Solution.author`; parent and prompt have separate fields.
 
         Examples
         --------

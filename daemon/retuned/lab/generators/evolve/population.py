@@ -144,10 +144,10 @@ def home_of(solution: Solution, lineage: Lineage | None, rules: EvolveRules) -> 
 
 
 def choose_parent(island: Island, rng: random.Random) -> Member | None:
-    """Return who has the next child; None on an island where nobody lives.
+    """Return the parent of the next child; None on an empty island.
 
     Half of the time the best; else by rank, each half as likely as the one before; else any niche,
-    so that an odd structure gets its chance to become fast.
+    so that an unusual structure can also become fast.
     """
     ranked = island.ranked()
     if not ranked:

@@ -97,7 +97,7 @@ def generator_request(
     brief
         What stays the same.
     step
-        What is asked for.
+        The action, and the variants that it is about.
     rules
         Sizes.
     purpose
@@ -393,7 +393,7 @@ def optimizer_request(
 
 
 def parse_reflection(text: str) -> Reflection | None:
-    """Read the reflector's answer; None where it is none."""
+    """Read the reflector's answer; None if it is not valid."""
     body = _body(text)
     try:
         return Reflection.model_validate(body) if body is not None else None
@@ -402,7 +402,7 @@ def parse_reflection(text: str) -> Reflection | None:
 
 
 def parse_ideas(text: str) -> tuple[str, ...]:
-    """Read the optimizer's answer; empty where it is none."""
+    """Read the optimizer's answer; empty if it is not valid."""
     body = _body(text)
     try:
         return Ideas.model_validate(body).ideas if body is not None else ()

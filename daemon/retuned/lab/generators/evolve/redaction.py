@@ -5,7 +5,7 @@ must come through unchanged, or the model edits another source than ours: a rule
 the very shape of a secret. What an answer holds is code; there only secrets that are known are
 taken out (`secrets_only`).
 
-Strangers' text inside a prompt: cut to size, without control characters, marked as data.
+Untrusted text inside a prompt: cut to size, without control characters, marked as data.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def _looks_random(value: str) -> bool:
     """Whether a value looks drawn by chance, and not written by a person.
 
     Letters and digits that follow each other without order make short words or stand among many
-    digits, and no part between underscores or dashes is a word of its own. Of values of 32 letters
-    and digits one in ten thousand passes for a person's.
+    digits, and no part between underscores or dashes is a whole word. Of random values of 32
+    letters and digits, one in ten thousand passes for a person's.
 
     Examples
     --------
@@ -216,7 +216,7 @@ def redactor(secrets: Sequence[str] = (), *, names: Sequence[str] = ()) -> Redac
 
 
 def secrets_only(secrets: Sequence[str]) -> Redact:
-    """Return what takes out these very strings and nothing else: for a stranger's code.
+    """Return a function that removes exactly these strings: for untrusted code.
 
     Examples
     --------
@@ -282,7 +282,7 @@ def cut(text: str, limit: int) -> str:
 
 
 def line(text: str, limit: int = 200) -> str:
-    r"""Return one line of a stranger's text, for lists and tables.
+    r"""Return one line of an untrusted text, for lists and tables.
 
     Examples
     --------

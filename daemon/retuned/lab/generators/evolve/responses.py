@@ -1,8 +1,8 @@
 """From an answer of the model to a draft of a variant; strict, because a guess would be ours.
 
-An answer holds prose, which nobody reads, one fenced block ``json`` with launch data, and one
-fenced block with the source: the whole file, or an edit of the base. Everything else is refused
-with a reason that the model gets to see.
+An answer holds prose, which is not used, one fenced block ``json`` with launch data, and one fenced
+block with the source: the whole file, or an edit of the base. Everything else is refused with a
+reason that the next prompt shows to the model.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def parse_answer(
     fences
         Words that the language's source block may carry.
     base
-        Source of the base; None where there is none, and so nothing to edit.
+        Source of the base; None without a base to edit.
     base_id
         Hex digits of the base's digest; an answer names at least the first eight.
 
@@ -181,7 +181,7 @@ def parse_json(text: str, *, what: str) -> object:
     try:
         return json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        detail = f"{what} is no JSON: {line(str(error), 120)}"
+        detail = f"{what} is not JSON: {line(str(error), 120)}"
         raise AnswerRefused("bad-launch-data", detail=detail) from error
 
 
@@ -214,7 +214,7 @@ def read_launch(text: str) -> LaunchData:
 
 def _edited(text: str, launch: LaunchData, *, base: str | None, base_id: str) -> str:
     if base is None:
-        raise AnswerRefused("wrong-base", detail="there is no base to edit; answer with a file")
+        raise AnswerRefused("wrong-base", detail="no base was given to edit; answer with a file")
     named = launch.base.removeprefix("sha256:")
     if len(named) < 8 or not base_id.startswith(named):
         detail = f"the edit is for base '{line(launch.base, 20)}', the base given is {base_id[:12]}"
@@ -226,4 +226,4 @@ def _edited(text: str, launch: LaunchData, *, base: str | None, base_id: str) ->
 
 
 def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")

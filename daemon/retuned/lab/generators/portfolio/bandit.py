@@ -1,14 +1,15 @@
 """Whose turn it is: Thompson sampling over improvement per second, with forgetting.
 
-What counts is the logarithm by which a turn raised the best lower bound, per second that it cost.
-Generators that learn dry up, and others are good only once somebody has found the right structure,
-so old turns fade: what was not asked for a while is as unknown as it was at the start.
+A turn's gain is the logarithm by which it raised the best lower bound, per second that it cost.
+Generators that learn run out of improvements, and others improve only once another has found the
+right structure. So old turns lose weight: a generator without recent turns is as unknown as at the
+start.
 
 Formula: a turn that is ``k`` turns old weighs ``memory**k``. A generator with weighted gain ``G``
 and weighted seconds ``S`` is believed to bring ``UNIT`` of gain at a rate that is Gamma distributed
 with shape ``1 + G / UNIT`` and rate ``1 / r + S``, where ``r`` is the rate of all turns together:
-who was never asked is believed to be as good as the average, and nobody knows how much better. The
-largest draw has the turn.
+a generator without turns has the mean of the average, and a wide distribution. The largest draw has
+the turn.
 
 What earlier experiments showed counts like `PSEUDO_TURNS` turns of today, as `PSEUDO_MOST`
 events at most: to the events ``advantage`` times the average rate over their seconds is added, and
@@ -91,7 +92,7 @@ def choose(
     Raises
     ------
     ValueError
-        If nobody may be asked.
+        If `alive` is empty.
 
     Examples
     --------
@@ -102,7 +103,7 @@ def choose(
         raise ValueError("alive is empty: every generator has failed or is spent")
     asked = {turn.generator for turn in turns}
     if len(alive) == 1:
-        return Choice(generator=alive[0], because="nobody else can be asked")
+        return Choice(generator=alive[0], because="no other generator is left")
     known = advantages or {}
     fresh = [name for name in alive if name not in asked]
     if fresh:
@@ -140,7 +141,7 @@ def _pseudo(advantage: float, *, average: float, turn_s: float) -> _Record:
 
 
 def _bounded(advantage: float) -> float:
-    """Keep an advantage within reason; what is no number is none."""
+    """Bound an advantage; an infinite or NaN value counts as 1, no advantage."""
     if not math.isfinite(advantage):
         return 1.0
     return max(1.0 / _ADVANTAGE, min(_ADVANTAGE, advantage))

@@ -83,9 +83,9 @@ class Portfolio:
         history: Sequence[Finding],
         count: int,
     ) -> Sequence[Solution]:
-        """Return what the member whose turn it is proposes; empty if nobody has anything now.
+        """Return the proposals of the member whose turn it is; empty if no member has any now.
 
-        Where some only rest, `wakes_in_s` says when it is worth asking again.
+        If some members only rest, `wakes_in_s` returns when to ask again.
         """
         self.settle(history)
         while alive := self._alive():
@@ -108,7 +108,7 @@ class Portfolio:
         return ()
 
     def wakes_in_s(self) -> float | None:
-        """Return seconds until the first of those that rest may be asked; None if nobody rests."""
+        """Return seconds until the first resting member may be asked; None if none rests."""
         now = self._clock()
         left = [
             until - now
@@ -118,7 +118,7 @@ class Portfolio:
         return min(left, default=None)
 
     def settle(self, history: Sequence[Finding]) -> None:
-        """Close the turn that is open: its candidates were tried, or nobody will try them."""
+        """Close the turn that is open: its candidates were tried, or will not be tried."""
         if self._turns and self._turns[-1].outcome is TurnOutcome.OPEN:
             self._turns[-1] = close_turn(self._turns[-1], history)
             self._log.write(self._turns[-1])
@@ -198,6 +198,6 @@ class Portfolio:
 
 
 def _short(error: BaseException) -> str:
-    """Shorten what a generator said: it may hold a stranger's text."""
+    """Shorten a generator's error text: it may hold untrusted text."""
     text = re.sub(r"[^\x20-\x7e]+", " ", f"{type(error).__name__}: {error}")
     return text.strip()[:400]

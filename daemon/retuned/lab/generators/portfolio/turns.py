@@ -1,4 +1,4 @@
-"""Where turns are kept: a resumed experiment knows whom it has asked and what came of it."""
+"""Stored turns: a resumed experiment continues with the turns so far and their outcomes."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class TurnFolder:
         partial.replace(self._folder / f"{turn.number:06d}.json")
 
     def clear(self) -> None:
-        """Forget the turns: the plan begins anew."""
+        """Delete the turns: the plan starts again."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class TurnList:
-    """Turns in memory, for an experiment that nobody resumes."""
+    """Turns in memory, for an experiment that is never resumed."""
 
     def __init__(self) -> None:
         self._turns: dict[int, Turn] = {}

@@ -31,7 +31,7 @@ class RecipeGenerator:
     structures
         Only these; empty means all, rewritten sources among them.
     priors
-        What is believed: of several changes, the one that promises most comes first.
+        Priors: of several changes, the one with the largest expected gain comes first.
     """
 
     name = "recipes"
@@ -64,7 +64,7 @@ class RecipeGenerator:
         Raises
         ------
         UsageError
-            If this generator was made for another definition, or there is no workload of it.
+            If this generator was made for another definition, or `workloads` has none of it.
         """
         require_definition(definition, self._tunable)
         taken = {self._incumbent.digest, *(finding.solution.digest for finding in history)}
@@ -87,7 +87,7 @@ class RecipeGenerator:
         Raises
         ------
         UsageError
-            If there is no workload of the definition.
+            If `workloads` has none of the definition.
         """
         situation = Situation(
             solution=solution,
@@ -111,7 +111,7 @@ class RecipeGenerator:
         return [best.solution, self._incumbent]
 
     def _ordered(self, solutions: Sequence[Solution]) -> list[Solution]:
-        """Return them as the priors would try them; as they came where nothing is believed."""
+        """Return them in the order of the priors; in the given order without priors."""
         places = best_first(self._priors, [(each.structure, each.params) for each in solutions])
         return [solutions[place] for place in places]
 

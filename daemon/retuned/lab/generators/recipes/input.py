@@ -31,7 +31,7 @@ class Situation:
 
     @property
     def space(self) -> SpaceLike | None:
-        """The space that the variant is a point of; None if it is nobody's."""
+        """The space that the variant is a point of; None if it is in no space."""
         return next((s for s in self.tunable.spaces if s.name == self.solution.structure), None)
 
     @property
@@ -43,7 +43,7 @@ class Situation:
     def programs(self) -> int:
         """Programs of a launch at that shape, of the largest where there are several.
 
-        0 where there is no grid or it cannot be told.
+        0 where the variant has no grid or the grid cannot be computed.
         """
         return self.programs_of(self.solution)
 
@@ -62,7 +62,7 @@ class Situation:
             return 0
 
     def variant(self, structure: str, params: Params) -> Solution | None:
-        """Return the variant at a point; None if there is no such point, or it is this one."""
+        """Return the variant at a point; None if the point does not exist, or is this one."""
         try:
             found = self.tunable.solution(structure, params)
         except UsageError:
@@ -70,7 +70,7 @@ class Situation:
         return None if found.digest == self.solution.digest else found
 
     def changed(self, changes: Mapping[str, int | str]) -> Solution | None:
-        """Return this variant with other parameters; None if there is no such point."""
+        """Return this variant with other parameters; None if that point does not exist."""
         if self.space is None:
             return None
         return self.variant(self.space.name, {**self.solution.params, **changes})

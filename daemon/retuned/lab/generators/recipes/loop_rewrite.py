@@ -1,8 +1,8 @@
 """Rewrites a Triton kernel so that one program does the work of several, by its syntax tree.
 
 ``tl.program_id(0)`` becomes the number of a turn of a loop around the whole body. Everything that
-the body keeps between its lines is made in it, so no turn sees anything of another; a source where
-that is not sure is refused. The rewritten text goes through the same contract as any stranger's.
+the body keeps between its lines is made in it, so no turn reads values of another. A source where
+that is not certain is refused. The rewritten text passes the same checks as any untrusted source.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def _is_read(entry: ast.FunctionDef, name: str) -> bool:
 
 
 def _program_id(node: ast.AST) -> int | None:
-    """Dimension of a call of ``tl.program_id``, -1 where it is no plain number; else None."""
+    """Dimension of a call of ``tl.program_id``, -1 where it is not a literal; else None."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return None
     if node.func.attr != "program_id":

@@ -112,7 +112,7 @@ def vectorised(at: Situation) -> RecipeResult:
         )
     elements = _held(at.solution)
     if not elements or _WARPS not in at.solution.params:
-        return none("its block or its warps are no parameters")
+        return none("its block or its warps are not parameters")
     wide = min(numpy_dtype(spec).itemsize for spec in at.definition.inputs.values())
     least = max(1, at.device.vector_bytes // wide)
     warps = [n for n in _powers(at.device.most_warps) if elements // (n * at.device.lanes) >= least]

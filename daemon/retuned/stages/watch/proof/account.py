@@ -205,7 +205,7 @@ def settle_account(
     kernels
         The kernel in place.
     least_s
-        Smaller changes of GPU time are none, seconds.
+        Smaller changes of GPU time do not count, seconds.
     in_graphs
         Whether steps ran in captured graphs, whose launches `kernels` does not have.
     """

@@ -1,7 +1,7 @@
-"""Boots of replicas as units of a live proof: what is measured of one, and how boots differ. Pure.
+"""Boots of replicas as units of a live proof: the measure of one, and how boots differ. Pure.
 
-Two boots of one server with one configuration differ: memory is placed elsewhere, clocks settle
-elsewhere, graphs are captured anew. However long two boots are compared, that difference remains.
+Two boots of one server with one configuration differ in addresses of memory, in settled clocks and
+in captured graphs. A longer comparison of the two does not remove that difference.
 So a boot gives one number, the logarithm of its normalised step time, and the **boot spread** is
 the standard deviation of that number over boots of the same configuration.
 """
@@ -75,7 +75,7 @@ class BootSettings(Record):
     max_duration_s: float = Field(default=7 * 86_400.0, gt=0.0)
     """Longest time until a verdict, seconds by the wall."""
     min_effect: float = Field(default=LiveProof().min_effect, gt=0.0, lt=1.0)
-    """Smaller effects are none, log ratio; where boots differ by more, the boot spread counts."""
+    """Smaller effects do not count, log ratio; if boots differ by more, the boot spread counts."""
     max_harm: float = Field(default=LiveProof().max_harm, gt=0.0)
     """Longer step time that stops the proof before it is proven, ratio minus one."""
     harm_pairs: int = Field(default=2, ge=2)

@@ -96,7 +96,7 @@ class Capitals(Record):
     def after(self, **differences: float) -> Capitals:
         """Return the capitals after one bet each, on differences by the capital's name, in scales.
 
-        A positive difference speaks for what the capital is named after.
+        A positive difference supports the side that the capital is named after.
         """
         logs = factors(np.array(list(differences.values())))
         new = {
@@ -203,7 +203,7 @@ def location(d: Sequence[float], scales: Sequence[float]) -> float:
     Raises
     ------
     ValueError
-        If there are no pairs.
+        If `d` is empty.
     """
     values, widths = np.asarray(d, dtype=np.float64), np.asarray(scales, dtype=np.float64)
     if not len(values):

@@ -144,7 +144,7 @@ def fit(rows: FitRows) -> StepFit:
     Raises
     ------
     ValueError
-        If there are no rows.
+        If `rows` is empty.
     """
     if not rows.rows:
         raise ValueError("a fit needs at least one step")

@@ -182,7 +182,7 @@ class ProofSettings(Record):
     A vLLM on a CPU with 20 steps a second, beside other work on two cores, had 0.13: half an hour
     of that shows effects from 2.6 %."""
     min_effect: float = Field(default=_POLICY.min_effect, gt=0.0, lt=1.0)
-    """Smaller effects are none, log ratio."""
+    """Smaller effects do not count, log ratio."""
     max_harm: float = Field(default=_POLICY.max_harm, gt=0.0)
     """Longer step time that stops the proof before it is proven, ratio minus one."""
     harm_pairs: int = Field(default=6, ge=1)
@@ -372,7 +372,7 @@ class ProofReason(StrEnum):
     NOT_SWITCHABLE = "not-switchable"
     """Steps are too irregular for a comparison."""
     NO_SERVICE_LEVELS = "no-service-levels"
-    """The policy has service levels, and nobody can read them."""
+    """The policy has service levels, and Retuned cannot read the server's."""
     BOOT_SPREAD = "boot-spread"
     """Boots of one configuration differ by more than the effect, or by too much to see one."""
     FEW_BOOTS = "few-boots"

@@ -255,8 +255,8 @@ def _void_reason(
 def _end_sham(state: ReplicaState, *, at_s: float) -> ReplicaState:
     """Fit the normaliser on the A/A boots and measure how far they differ.
 
-    Each pair is compared by a fit of the other pairs: a fit of its own steps would take a part of
-    its difference away.
+    Each pair is compared by a fit of the other pairs: a fit that includes its steps would remove a
+    part of its difference.
     """
     shams = state.sham
     pairs = []
@@ -353,7 +353,7 @@ def _before(state: ReplicaState) -> float:
 def _is_a_win(state: ReplicaState, *, margin: float) -> bool:
     """Return whether the measured gain exceeds the boot spread and the smallest effect.
 
-    A win that a restart gives and takes by chance is no win. The plain mean must agree with the
+    A restart alone can show a gain up to that size by chance. The plain mean must agree with the
     robust one.
     """
     d = _values(state, sham=False)

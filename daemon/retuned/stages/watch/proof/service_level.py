@@ -84,7 +84,7 @@ def breach(before: Served, after: Served, bounds: ServiceLevels) -> str:
 
 
 def continues(before: Served, after: Served) -> bool:
-    """Return whether the counts go on; after a restart of the server they begin anew."""
+    """Return whether the counts continue; a restart of the server resets them."""
     pairs = (
         (before.first_token, after.first_token),
         (before.between_tokens, after.between_tokens),
