@@ -107,7 +107,7 @@ class Operator:
         whose = {"k8s.pod.name": settings.pod_name, "k8s.namespace.name": settings.pod_namespace}
         self._spans = open_spans("retuned-operator", url=settings.traces_url, **whose)
         if settings.webhook_port is not None:
-            settings.sidecar_settings()  # one that nobody could put into a pod is found at once
+            settings.sidecar_settings()  # invalid ones are reported at the start
         self._stores = stores_of(self.manager, settings)
         self.caches = StoreCaches(self._stores, current=self.manager.is_current)
         self._state = open_state(
@@ -193,7 +193,7 @@ class Operator:
         )
 
     def _review(self, settings: Settings) -> ASGIApp | None:
-        """Return the review page; None where nobody wants one."""
+        """Return the review page; None if no port is set."""
         if settings.review_port is None:
             return None
         state = self._state

@@ -157,7 +157,7 @@ class CertificateManager:
             app = application(self._settings.sidecar_settings())
             server = WebhookServer(app, host=self._settings.address, port=port)
             server.serve_with(pair)
-            server.start()  # one that cannot is made anew at the next look
+            server.start()  # if it fails, the next pass makes a new one
             self._webhook = server
             log.info("the webhook listens on port %d", server.port)
         else:

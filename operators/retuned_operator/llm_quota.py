@@ -25,7 +25,7 @@ _MOST = 4096
 
 
 class LlmQuota:
-    """Says how a model is asked.
+    """Decides the endpoint and the budget for requests to a model.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The program: settings in, an operator until somebody ends it, and an exit code."""
+"""The program: read the settings, run the operator until a signal ends it, exit with a code."""
 
 from __future__ import annotations
 

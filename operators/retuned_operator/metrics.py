@@ -256,7 +256,7 @@ def _phase(body: Obj) -> str:
 
 
 def _condition(body: Obj, type: str) -> bool | None:
-    """Return whether a condition holds; None where nobody has said so or otherwise."""
+    """Return whether a condition holds; None if it is absent or unknown."""
     for each in body.get("status", {}).get("conditions", ()):
         if each.get("type") == type and each.get("status") in ("True", "False"):
             return bool(each["status"] == "True")

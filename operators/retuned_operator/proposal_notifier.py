@@ -26,7 +26,7 @@ from retuned_operator.schema import SwapProposal, read
 log = logging.getLogger(__name__)
 
 _PAGES = (f"{sentinels.CAUSE}-", f"{attributions.CAUSE}-")
-"""Beginnings of the reasons of a rollback of which somebody is paged: the swap had been kept."""
+"""Prefixes of rollback reasons for which a person is paged: the swap had been promoted."""
 _LONGEST_KEY = 200
 """Of ``namespace/name``; the operator's own names are shorter by far."""
 _NEWS_FOR = timedelta(days=1)

@@ -151,7 +151,7 @@ class ClusterAccounts:
             try:
                 found = read(SwapProposal, body)
             except UnreadableInput:
-                continue  # nobody understands it, so nothing of it counts
+                continue  # it cannot be read, so it does not count
             rollout = found.status.rollout
             if found.status.phase not in _WHOLE or rollout is None:
                 continue

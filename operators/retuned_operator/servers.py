@@ -34,7 +34,7 @@ class LeaderServers:
     hub
         Those that wait for orders.
     pages
-        The review page; None where nobody wants one.
+        The review page; None serves none.
     channels
         How people hear of proposals; they begin here as well.
     clock
@@ -104,7 +104,7 @@ class LeaderServers:
                 self._ear = self._server(app, certificate, key, port=port)
                 log.info("channels are heard on port %d", self._ear.port)
         except RetunedError as error:
-            log.error("nobody is told of proposals, and nobody heard: %s", error)
+            log.error("no notices are sent and no answers are read: %s", error)
             self._channels.stop()
             self._ear, self._channels_at_s = None, now_s + _CHANNELS_RETRY_S
 

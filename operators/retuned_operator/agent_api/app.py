@@ -260,7 +260,7 @@ class _Agent:
                     return answer
                 await _first(future, end, within_s=min(left_s, _LOOK_AGAIN_S))
             if await request.is_disconnected():
-                raise Answered(400, "gone", "nobody waits any more")
+                raise Answered(400, "gone", "the client has disconnected")
             again = self._fleet.pod(pod.namespace, pod.name)
             if again != pod:
                 raise unknown(Unknown.POD_REPLACED if again else Unknown.POD_UNKNOWN)
@@ -318,7 +318,7 @@ def agent_app(
     traces
         Spans that orders of a pod go on from, by order; none by default.
     heard
-        Whether a pod has said who it is; one that has not is asked to.
+        Whether a pod has sent its hello to this process; if not, the answer asks for it.
     """
     agent = _Agent(
         fleet,

@@ -216,7 +216,7 @@ class Authenticator:
         Raises
         ------
         RetunedError
-            If the API server does not say; nobody is believed meanwhile.
+            If the API server does not answer; no token is accepted meanwhile.
         """
         if token is None or len(token) > MAX_TOKEN_BYTES:
             return Unknown.TOKEN_MISSING if token is None else Unknown.TOKEN_REFUSED
@@ -229,7 +229,7 @@ class Authenticator:
             asking = asyncio.get_running_loop().create_task(self._ask(name, token))
             self._asking[name] = asking
             asking.add_done_callback(lambda done: self._asked(name, done))
-        return await asyncio.shield(asking)  # one client that leaves ends nobody else's question
+        return await asyncio.shield(asking)  # a client that leaves cancels no shared review
 
     async def _ask(self, name: bytes, token: str) -> Caller | Unknown:
         answer = await to_thread.run_sync(
@@ -242,7 +242,7 @@ class Authenticator:
     def _asked(self, name: bytes, done: asyncio.Task[Caller | Unknown]) -> None:
         self._asking.pop(name, None)
         if not done.cancelled():
-            done.exception()  # whoever waits gets it; with nobody left it is no news
+            done.exception()  # requests that wait raise it; without one, drop it
 
     def _for_s(self, said: Caller | Unknown, token: str) -> float:
         if isinstance(said, Unknown):

@@ -1,7 +1,7 @@
-"""What each pod said last, in memory, and what the state machines read of it.
+"""The last reports of each pod, in memory, and what the state machines read of them.
 
-Windows and drift go on to an archive that lasts; how slots stand is told anew every few seconds, so
-an operator that starts knows it soon, and until then knows nothing of it, which starts nothing.
+Windows and drift are also written to a persistent archive. Each pod reports the status of its slots
+every few seconds, so an operator that starts gets it soon. Until then it starts nothing.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Reports:
         """Keep what was said; see `Inbox.take`."""
         archived = isinstance(said, ProfileReport | DriftPost | DefinitionPost | TunablePost)
         if archived and not receipt.pod.replica:
-            self._archive.take(receipt, said)  # first: what cannot be kept is told again
+            self._archive.take(receipt, said)  # first: if it fails, the pod sends it again
         with self._lock:
             before = self._said.get(receipt.pod.uid)
             known = before or PodReports(pod=receipt.pod, heard_at=receipt.at)
@@ -142,9 +142,9 @@ def _with(known: PodReports, receipt: Receipt, said: Said) -> PodReports:
 
 
 def _is_news(before: PodReports | None, after: PodReports, said: Said) -> bool:
-    """Whether a decision could read what it did not before.
+    """Whether a report has something new that a decision reads.
 
-    How slots stand is told every few seconds by every pod, and is mostly as it was.
+    Every pod reports the status of its slots every few seconds, mostly without a change.
     """
     if isinstance(said, ProofPost) and before is not None and before.pod == after.pod:
         return before.proofs is None or _proof_essence(before.proofs) != _proof_essence(said)

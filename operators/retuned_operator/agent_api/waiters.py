@@ -18,7 +18,7 @@ class Hub:
         self._lock = threading.Lock()
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self.closing = False
-        """Whether nobody is to wait any more."""
+        """Whether the server is about to end, so that no request waits."""
 
     @property
     def waiting(self) -> int:
@@ -35,7 +35,7 @@ class Hub:
                 future.get_loop().call_soon_threadsafe(_wake, future)
 
     def close(self) -> None:
-        """Wake all, and have nobody wait any more: the server is about to end."""
+        """Wake all requests, and let none wait any more: the server is about to end."""
         self.closing = True
         with self._lock:
             targets = list(self._waiting)

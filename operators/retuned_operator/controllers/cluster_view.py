@@ -92,7 +92,7 @@ class Rollouts:
     """One target with all its proposals, as they are at one moment."""
 
     target: TuningTarget | None
-    """The servers; None where there is no such target."""
+    """The servers; None if the target does not exist."""
     proposals: tuple[SwapProposal, ...]
     """Those that can be read, oldest first."""
     unreadable: tuple[str, ...]
@@ -279,7 +279,7 @@ def _unavailable(
 
 
 def baseline(world: ClusterView, target: TuningTarget, kernel: str) -> Digest | None:
-    """Return what ought to run in a slot now, the original included; None where nobody knows."""
+    """Return the variant or original that must run in a slot now; None while it is unknown."""
     entries = target.status.active_kernels
     active = next((each.digest for each in entries if each.kernel == kernel), None)
     if active is not None:
@@ -303,7 +303,7 @@ def _evidence(
         return True, None
     servers = servers_of(world, rollouts.pods)
     if not servers:
-        return False, None  # nobody knows yet what it would run on
+        return False, None  # no pod has reported its device yet
     try:
         fault = world.ledger.doubt(resource.stage_proposal(), servers=servers)
     except TemporaryError:
@@ -326,7 +326,7 @@ def _metrics(
     *,
     now: datetime,
 ) -> Mapping[str, Compared]:
-    """Ask for the metrics of the policy, where a look is due; nobody asks for more."""
+    """Query the metrics of the policy, if its next analysis is due; otherwise query nothing."""
     rollout = resource.status.rollout
     if policies is None or target is None or rollout is None:
         return {}

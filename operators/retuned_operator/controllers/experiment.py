@@ -125,7 +125,7 @@ class Experiments:
         return None
 
     def _cleared(self, resource: KernelExperiment) -> float | None:
-        """Delete what an experiment that is over still holds; nothing else is asked about it."""
+        """Delete the Jobs and ConfigMaps of an experiment that has ended."""
         jobs = experiment_facts.jobs_of(self._world, resource, namespace=self._namespace(resource))
         if jobs is None:
             return NOT_KNOWN_S
@@ -188,7 +188,7 @@ class Experiments:
     def _requests(
         self, looked: _Looked, step: ExperimentStep
     ) -> dict[ExperimentAction, JobRequest]:
-        """Return the Jobs that a step makes: what cannot be made is known before it is said.
+        """Return the Jobs that a step makes, so that errors appear before the status is written.
 
         Raises
         ------
@@ -198,7 +198,7 @@ class Experiments:
             If its task cannot be put together now.
         """
         target = looked.facts.target
-        # what a Job is told follows from results that count as of this step
+        # the task of a Job depends on the results that count after this step
         resource = looked.resource.model_copy(update={"status": step.status})
         found: dict[ExperimentAction, JobRequest] = {}
         for action in step.actions:

@@ -101,8 +101,8 @@ def _state_of(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[JobSt
 def with_disruption(fact: JobFact, pods: Iterable[Mapping[str, Any]]) -> JobFact:
     """Return a Job with what happened to its pods.
 
-    A pod that was evicted or preempted, or whose node went, does not fail its Job; that it was
-    taken away is said by the pod alone.
+    A pod that was evicted or preempted, or whose node went away, does not fail its Job. Only the
+    condition ``DisruptionTarget`` of the pod shows it.
     """
     taken = any(
         each.get("type") == "DisruptionTarget" and each.get("status") == "True"
@@ -268,7 +268,7 @@ def made_for(world: ClusterView, experiment: KernelExperiment) -> Sequence[Obj] 
 
 
 def arch_of(world: ClusterView, target: TuningTarget) -> str:
-    """Return what the servers of a target say that they run on; empty where nobody knows it now."""
+    """Return the device or CPU that the servers of a target report; empty if unknown or mixed."""
     pods = pods_of(world, target) or ()
     cpu = target.spec.gpu.vendor is Vendor.CPU
     said = {each.cpu if cpu else each.device for each in servers_of(world, pods)}
@@ -385,7 +385,7 @@ def weigh(
         return WinOutcome(refusal="evidence-doubtful")
     live = baseline(world, target, experiment.spec.kernel.name)
     if live is None:
-        raise TemporaryError("nobody knows what runs in the slot", delay_s=10.0)
+        raise TemporaryError("the kernel that runs in the slot is unknown", delay_s=10.0)
     learned = lessons.against(world, experiment, target, win)
     if learned is not None:
         return WinOutcome(refusal=str(learned.reason), detail=learned.detail)

@@ -99,7 +99,7 @@ def against(
 def had_a_lesson(resource: SwapProposal) -> bool:
     """Whether a proposal was rolled back after a live proof that has left a lesson.
 
-    That its lesson holds is asked before.
+    Callers check before whether the lesson still applies.
     """
     rolled_back = resource.status.phase is ProposalPhase.ROLLED_BACK
     return rolled_back and any(rule.with_lesson(resource))

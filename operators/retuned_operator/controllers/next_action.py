@@ -117,7 +117,7 @@ def _refined(
     belief = world.ledger.belief(spec.hypothesis)
     if belief is None:
         return NextAction(
-            type=REFINED, reason="belief-unknown", detail="nobody's belief was tested"
+            type=REFINED, reason="belief-unknown", detail="its hypothesis is not in the store"
         )
     others, _ = objects.all_of(KernelExperiment, bodies)
     answer = conclude(
@@ -168,7 +168,7 @@ def _first_saving(
 def _again(
     world: ClusterView, resource: KernelExperiment, target: TuningTarget, *, now: datetime
 ) -> NextAction | float | None:
-    """Ask whether a win is proposed again that nobody decided on."""
+    """Decide whether a win is proposed again after its proposal expired."""
     bodies = world.caches.by(PROPOSALS, BY_TARGET, target.full_name)
     if bodies is None:
         return LATER_S
@@ -204,7 +204,7 @@ def _again(
         refusal = weighed.refusal or "not-proven"
         detail = weighed.detail or "the win does not hold any more"
         return NextAction(type=AGAIN, reason=refusal, detail=detail, look_again_s=3600.0)
-    detail = f"attempt {newest.spec.attempt + 1}: nobody had decided in time"
+    detail = f"attempt {newest.spec.attempt + 1}: the last one expired without a decision"
     return NextAction(
         type=AGAIN,
         done=True,

@@ -165,7 +165,7 @@ def budget_words(body: Mapping[str, Any]) -> tuple[str, ...]:
     spec, status = part(body, "spec"), part(body, "status")
     policy = part(spec, "policyRef").get("name")
     namespace = str(part(body, "metadata").get("namespace", ""))
-    # a Job may have run to its end between two looks, and then nobody saw it begin
+    # a Job may start and end between two passes; then no status reports its start
     ran = any(ref.get("result") for ref in parts(status, "jobRefs"))
     works = status.get("phase") in _WORKING or status.get("reason") in LET_GO
     if not (status.get("startedAt") or works or ran):
@@ -175,7 +175,7 @@ def budget_words(body: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def selected(body: Mapping[str, Any], wanted: Mapping[str, str]) -> bool:
-    """Whether an object carries all of some labels; nobody is selected by none."""
+    """Whether an object carries all of some labels; an empty selector selects no object."""
     labels = labels_of(body)
     return bool(wanted) and all(labels.get(key) == value for key, value in wanted.items())
 
@@ -230,7 +230,7 @@ def _ends(status: Mapping[str, Any], container: str) -> int:
 
 
 def pod_ended_at(body: Mapping[str, Any]) -> str:
-    """Return when the last container of a pod ended, RFC 3339; empty where nobody says."""
+    """Return when the last container of a pod ended, RFC 3339; empty if unknown."""
     status = part(body, "status")
     states = [
         part(part(each, "state"), "terminated") for each in parts(status, "containerStatuses")
@@ -267,6 +267,6 @@ def part(body: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def parts(body: Mapping[str, Any], key: str) -> Sequence[Mapping[str, Any]]:
-    """Return the mappings of a list within an object; none where there is no list."""
+    """Return the mappings of a list within an object; empty if it is not a list."""
     found = body.get(key)
     return [each for each in found if isinstance(each, Mapping)] if isinstance(found, list) else []

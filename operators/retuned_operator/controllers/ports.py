@@ -153,7 +153,7 @@ class Signals(Protocol):
     """What a monitoring system says of the service."""
 
     def slo_firing(self, target: TuningTarget) -> bool | None:
-        """Whether an alert on the service level fires; None while nobody knows."""
+        """Whether an alert on the service level fires; None while it is unknown."""
         ...
 
     def compare(
@@ -292,7 +292,7 @@ class VerifiedWin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenDrift:
-    """A drift report that nobody has answered yet, with the workload since."""
+    """A drift report without an experiment yet, with the workload since."""
 
     id: str
     """Its id in the store."""
@@ -344,9 +344,9 @@ class Ledger(Protocol):
     """The operator's store, as controllers see it: results, evidence and beliefs."""
 
     def collect(self, experiment: KernelExperiment) -> None:
-        """Bring in what the experiment's pods have left; a node that is away may take long.
+        """Fetch the results of the experiment's pods; a node that is away may take long.
 
-        What cannot be had is asked for later, by `results` too; after this it seldom has to.
+        A result that cannot be fetched is requested later, also by `results`.
         """
         ...
 
@@ -361,7 +361,7 @@ class Ledger(Protocol):
         ...
 
     def lost(self, experiment: KernelExperiment) -> Mapping[str, str]:
-        """Return the Jobs whose pods have ended and whose results nobody will ever read.
+        """Return the Jobs whose pods have ended without a result that can be read.
 
         By name, with a stable code that says why.
         """
@@ -446,7 +446,7 @@ class Ledger(Protocol):
         Parameters
         ----------
         arch
-            What the servers run on; empty where nobody knows it now.
+            What the servers run on; empty while it is unknown.
 
         Raises
         ------
@@ -468,11 +468,11 @@ class Ledger(Protocol):
         ...
 
     def share(self, hypothesis: str) -> float:
-        """Return the share of GPU time that a belief is about; 0 where nobody knows it."""
+        """Return the share of GPU time of a hypothesis' kernel; 0 if it is not in the store."""
         ...
 
     def belief(self, id: str) -> Hypothesis | None:
-        """Return what was believed; None where nobody wrote that down."""
+        """Return a hypothesis; None if it is not in the store."""
         ...
 
     def findings(self, experiment: KernelExperiment) -> Sequence[Finding]:
@@ -526,21 +526,21 @@ class Kernels(Protocol):
     """The catalog, as far as the operator asks it."""
 
     def incumbent(self, definition: str, *, target: TuningTarget) -> Solution | None:
-        """Return what such servers come with; None for a kernel that nobody knows."""
+        """Return the original of such servers; None for an unknown kernel."""
         ...
 
     def structures(self, definition: str, *, target: TuningTarget) -> tuple[str, ...]:
-        """Return the source structures that a search can look at; empty where nobody knows any."""
+        """Return the source structures that a search can try; empty if none is known."""
         ...
 
     def recognise(
         self, kernel: str, dims: Dims, dtypes: tuple[str, ...], *, target: TuningTarget
     ) -> tuple[str, Mapping[str, int]] | None:
-        """Return definition and variable axes of a launch; None if nobody knows it."""
+        """Return definition and variable axes of a launch; None for an unknown kernel."""
         ...
 
     def live_shapes(self, *, target: TuningTarget) -> LiveShapes:
-        """Return how launches of the live kernels of a target are told by name and grid."""
+        """Return how to find launches of a target's live kernels by name and grid."""
         ...
 
     def is_live(self, definition: str, *, target: TuningTarget) -> bool:
@@ -569,6 +569,6 @@ class KubernetesEvent:
     note: str
     """For people."""
     warning: bool = False
-    """Whether somebody should worry."""
+    """Whether the event has the type Warning."""
     once: str = ""
     """What makes it the same event as an earlier one; the reason by default."""

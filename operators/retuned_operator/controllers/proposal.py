@@ -48,8 +48,8 @@ from retuned_operator.schema import (
 NOT_KNOWN_S = 5.0
 """When to look again while the caches are not complete, seconds."""
 FORMER_FINALIZER = f"{GROUP}/rollout"
-"""Proposals of earlier versions carry it, and nobody would take it away after an uninstall: pods go
-back by themselves from what nobody stands behind."""
+"""Finalizer of earlier versions. It is removed, because it would block a deletion after an
+uninstall. Pods roll back without it when their orders end."""
 _KEPT = 256
 _SETTLED = frozenset(
     {
@@ -100,7 +100,7 @@ class Proposals:
         for resource in rollouts.proposals:
             try:
                 rollouts, step = self._one(rollouts, resource)
-            except RetunedError as error:  # others may go back, and nobody goes on
+            except RetunedError as error:  # others may still roll back, but none may start
                 failed = failed or error
                 rollouts = replace(rollouts, unreadable=(*rollouts.unreadable, str(error)))
                 continue
@@ -216,9 +216,9 @@ class Proposals:
 
 
 def leaving(resource: SwapProposal) -> SwapProposal:
-    """Return a proposal as the machine is to see it: who deletes it takes it back everywhere.
+    """Return a proposal as input of the state machine: a deletion is an abort on all pods.
 
-    Without its object nobody could tell a new pod what to run.
+    Without the object the operator could not order a swap on a new pod.
     """
     if resource.metadata.deletion_timestamp is None:
         return resource
@@ -252,7 +252,7 @@ def applied(
     Raises
     ------
     Conflict
-        If what is active is not what the action was decided on: it is to be decided anew.
+        If the active variant changed since the decision: decide again.
     """
     if isinstance(action, Quarantine):
         return _quarantined(status, action.entry)

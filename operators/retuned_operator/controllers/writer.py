@@ -91,7 +91,7 @@ class ClusterWriter:
         Raises
         ------
         ApiError
-            `Conflict` if somebody else has written meanwhile, or any other.
+            `Conflict` if another client wrote since the read, or any other.
         """
         if status == seen.status:
             return seen
@@ -178,7 +178,7 @@ class ClusterWriter:
         Raises
         ------
         ApiError
-            `Conflict` if somebody else has written in between, or any other.
+            `Conflict` if another client wrote since the read, or any other.
         """
         metadata = seen.metadata
         body = self._api.get(TARGETS, metadata.name, namespace=metadata.namespace)
@@ -199,7 +199,7 @@ class ClusterWriter:
                 log.warning("no event %s: %s", each.reason, error)
 
     def page(self, resource: SwapProposal, page: PageOnCall) -> None:
-        """Wake somebody, by a number that an alert looks at."""
+        """Page the person on call, by a counter that an alert reads."""
         log.error("%s: %s: %s", resource.target, page.reason, page.detail)
         self._telemetry.count("retuned_pages_total", reason=page.reason)
 

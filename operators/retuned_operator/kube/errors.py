@@ -2,7 +2,7 @@
 
 ApiError
 ├── NotFound        no such object, kind or namespace
-├── Conflict        somebody else wrote first, or a field is another manager's
+├── Conflict        another client wrote first, or another manager owns a field
 │   └── AlreadyExists
 ├── Gone            the version to watch from is too old: list again
 ├── Forbidden       the operator's role does not allow it
@@ -47,7 +47,7 @@ class ApiError(RetunedError):
 
 
 class NotFound(ApiError):
-    """There is no such object, kind or namespace."""
+    """The object, kind or namespace does not exist."""
 
     code = "not-found"
 

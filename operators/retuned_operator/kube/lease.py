@@ -6,7 +6,7 @@ after `renew_deadline_s` without a renewal, counted from before the last one was
 begins after `duration_s` at the earliest, counted from when it saw that renewal. The time between
 the two is for writes that are under way.
 
-When a lease is somebody's: how long it holds, and what is seen of it. Pure.
+The rules of a lease are pure: how long it lasts, and what one observes of it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ObservedLease:
     version: str
     """Its ``resourceVersion``."""
     holder: str
-    """Who holds it; empty if nobody."""
+    """Its holder; empty if it is free."""
     duration_s: float
     """For how long after a renewal, as its holder says."""
     since_s: float
@@ -104,7 +104,7 @@ def may_take(seen: ObservedLease, me: str, *, now_s: float, times: LeaseTimes) -
 
 
 def holder_of(body: Obj) -> str:
-    """Return who holds a lease; empty if nobody."""
+    """Return the holder of a lease; empty if it is free."""
     return str((body.get("spec") or {}).get("holderIdentity") or "")
 
 
@@ -265,7 +265,7 @@ class Leader:
         return self._renewed() or self._taken()
 
     def _renewed(self) -> bool:
-        """Renew by one request what has not changed since; whoever else wrote it is a conflict."""
+        """Renew an unchanged lease by one request; another client's write is a conflict."""
         body, self._mine_last = self._mine_last, None
         if body is None:
             return False
@@ -289,7 +289,7 @@ class Leader:
                 return False
             else:
                 mine = self._api.replace(LEASES, self._mine(body))
-        except Conflict:  # somebody was faster, or the write before this one came through after all
+        except Conflict:  # another client wrote, or the previous write arrived late
             return self.is_leading()
         self._hold_as(mine, sent_s=sent)
         return True

@@ -158,7 +158,7 @@ class Manager:
         """
         unknown = {controller.primary, *controller.watches} - set(self._stores)
         if unknown:
-            raise ValueError(f"{controller.name} watches {sorted(unknown)}, which nobody keeps")
+            raise ValueError(f"{controller.name} watches {sorted(unknown)}, which have no store")
         queue = WorkQueue(
             backoff=self._settings.key_backoff,
             observe=self.metrics.waits.labels(controller.name).observe,
@@ -258,8 +258,8 @@ class Manager:
             queue.retry(key)
             return error.code
         except TemporaryError as error:
-            nobody = isinstance(error, Unavailable) and not error.status
-            most_s = self._settings.away_s if nobody else float("inf")
+            no_answer = isinstance(error, Unavailable) and not error.status
+            most_s = self._settings.away_s if no_answer else float("inf")
             delay_s = queue.retry(key, at_least_s=error.delay_s, at_most_s=most_s)
             log.warning("%s %s: %s; again in %.1f s", controller.name, key, error, delay_s)
             return error.code
@@ -283,7 +283,7 @@ class Manager:
                 continue
             try:
                 keys = tuple(keys_of(change.body))
-            except Exception:  # a stranger's object must not end the watch
+            except Exception:  # an unexpected object must not end the watch
                 log.exception("%s: whom %s %s concerns", controller.name, name, change.key)
                 self._add_all(controller, queue)
             else:

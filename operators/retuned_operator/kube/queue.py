@@ -136,7 +136,7 @@ class WorkQueue:
     def _add(self, key: str, now: float) -> None:
         if self._closed:
             return
-        self._due.pop(key, None)  # it is looked at before; what it then waits for is said again
+        self._due.pop(key, None)  # the pass comes earlier and sets the next delay
         if key in self._taken:
             if self._taken[key] is None:
                 self._taken[key] = now

@@ -71,7 +71,7 @@ class Stream:
     def _read(self, line: bytes) -> Any:  # noqa: ANN401 - any JSON
         found = json_of(line)
         if found is None:
-            raise Unavailable(f"{self._what}: an event is no JSON")
+            raise Unavailable(f"{self._what}: an event is not JSON")
         return found
 
 

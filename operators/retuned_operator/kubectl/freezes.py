@@ -31,7 +31,7 @@ _KIND = "tuningfreeze.retuned.dev"
 
 
 def seen(desk: ClusterSession) -> list[Sign]:
-    """Return the freezes that stand, for whoever may see them: they are the whole cluster's."""
+    """Return the freezes in force; none, with a warning, if the caller may not list them."""
     try:
         return standing(desk)
     except Refused as error:  # a role in one namespace does not reach them
@@ -40,7 +40,7 @@ def seen(desk: ClusterSession) -> list[Sign]:
 
 
 def standing(desk: ClusterSession) -> list[Sign]:
-    """Return the freezes that stand; one that cannot be read stands, and is told of.
+    """Return the freezes in force; print a warning for each that cannot be read.
 
     Raises
     ------

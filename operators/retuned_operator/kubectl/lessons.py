@@ -110,7 +110,7 @@ def _of(target: TuningTarget, kernel: str) -> Sequence[TargetLesson]:
 
 
 def _lift(desk: ClusterSession, target: TuningTarget, entry: LiftedLessons) -> None:
-    """Write what is lifted, unless somebody has changed the target meanwhile."""
+    """Write the lifted lessons, unless another client has changed the target since."""
     rest = [each for each in target.spec.lifted_lessons if each.kernel != entry.kernel]
     kept = sorted(rest, key=lambda each: each.at)[-_MOST + 1 :]
     change = {

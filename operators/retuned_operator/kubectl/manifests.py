@@ -1,8 +1,8 @@
-"""YAML as people keep it, with the sidecar put into its pods; everything else stays as it is.
+"""Add the sidecar to the pods of YAML manifests, and change nothing else.
 
-Documents without pods come out byte for byte. Where pods are changed, only the parts that the
-change names are written anew: every other value keeps its spelling, so that nothing becomes another
-type on its way (``0644``, ``1e3``, ``on``). Comments of changed documents are lost.
+Documents without pods stay the same byte for byte. In pods, only the parts that the change names
+are written again. Every other value keeps its spelling, so that it does not become another type
+(``0644``, ``1e3``, ``on``). Comments of changed documents are lost.
 """
 
 from __future__ import annotations

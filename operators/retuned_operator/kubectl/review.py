@@ -1,7 +1,8 @@
 """The commands about proposals: see, approve, reject, abort, roll back.
 
-Every word is a SwapDecision, written once and bound to the artifact and the policy that the person
-saw. Its author is whom the API server says the caller is. Rollback and abort ask nobody.
+Every decision is a SwapDecision, written once and bound to the artifact and the policy that the
+person saw. Its author is the user that the API server authenticates. Rollback and abort need no
+confirmation.
 """
 
 from __future__ import annotations
@@ -262,7 +263,7 @@ def _abort_experiment(
 
 
 def asks_a_person() -> bool:
-    """Whether somebody sits there who can answer."""
+    """Whether the standard input is a terminal."""
     return sys.stdin.isatty()
 
 
@@ -272,13 +273,13 @@ def _confirm(found: SwapProposal, desk: ClusterSession) -> None:
     Raises
     ------
     UsageError
-        If nobody can be asked.
+        If the standard input is not a terminal.
     Refused
         If it is another one.
     """
     artifact = found.spec.artifact.digest
     if not asks_a_person():
-        raise UsageError(f"nobody to ask: add --yes --digest {artifact}")
+        raise UsageError(f"the input is not a terminal: add --yes --digest {artifact}")
     for name, value in texts.subject(found, now=desk.now):
         say(f"{name:12} {value}")
     typed = typer.prompt(

@@ -170,7 +170,7 @@ def _print_targets(targets: Sequence[TuningTarget], desk: ClusterSession, *, wid
 
 
 def _print_tunables(targets: Sequence[TuningTarget]) -> None:
-    """Print the tunables, and why there is no experiment."""
+    """Print the tunables, and why the operator made no experiment."""
     rows = [
         (
             full_name(target),

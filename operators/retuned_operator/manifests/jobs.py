@@ -95,7 +95,7 @@ MAX_TASK_BYTES = 1_000_000
 """A ConfigMap holds no more than 1 MiB, names included."""
 _LONGEST_DEADLINE_S = 86_400
 _GRACE_S = 10
-"""The runner is told first and ends within 3 s; then the results are told, or there are none."""
+"""The runner gets the signal first and ends within 3 s; the rest is for writing the results."""
 
 TASK_DIR = "/retuned/task"
 WORK_DIR = "/retuned/work"
@@ -361,7 +361,7 @@ def _teller(request: JobRequest, settings: JobSettings) -> dict[str, Any]:
 
 
 def _whose(request: JobRequest) -> list[dict[str, Any]]:
-    """Return what both containers are told: whose results there are, and where."""
+    """Return the variables of both containers: identity and folder of the results."""
     return [
         {"name": "RETUNED_EXPERIMENT_UID", "value": request.experiment_uid},
         {"name": "RETUNED_JOB", "value": request.name},

@@ -1,7 +1,7 @@
 """What was spent and saved in a namespace, in one ConfigMap that people may read.
 
-Whoever may write ConfigMaps there may write anything into it: it is read as strictly as what
-strangers send, and says nothing of other namespaces.
+Anyone who may write ConfigMaps there may change it. So it is untrusted input, and contains no data
+of other namespaces.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def read_report(body: Mapping[str, Any], *, namespace: str) -> tuple[tuple[Accou
     data = body.get("data")
     text = data.get(KEY) if isinstance(data, Mapping) else None
     where = f"configmap {namespace}/{REPORT}"
-    mend = "delete it, and the operator writes it anew within ten minutes"
+    mend = "delete it, and the operator writes it again within ten minutes"
     if not isinstance(text, str):
         raise UnreadableInput("not-a-report", where=where, message=f"has no {KEY}; {mend}")
     try:

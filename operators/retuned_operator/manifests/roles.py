@@ -104,7 +104,7 @@ def speaking_rules(
 ) -> list[dict[str, Any]]:
     """Return what the review page needs to write decisions in people's names, and no more.
 
-    Whoever may act as anybody may act as the cluster's own parts; so people and groups are named.
+    Rights to impersonate any user include the cluster's own accounts; so name users and groups.
 
     Parameters
     ----------

@@ -37,11 +37,11 @@ class ReviewStore(Protocol):
         ...
 
     def incumbent(self, kernel: str, target: TuningTarget) -> Solution | None:
-        """Return what servers of a target come with; None where nobody knows."""
+        """Return the original of servers of a target; None if it is unknown."""
         ...
 
     def roofs(self, kernel: str, shapes: Sequence[Mapping[str, int]], arch: str) -> Roofs | None:
-        """Return what physics allows some shapes; None where nobody knows."""
+        """Return the hardware limits of some shapes; None if they are unknown."""
         ...
 
     def drifts(self, *, before: str, limit: int) -> Sequence[DriftLine]:
@@ -70,7 +70,7 @@ class AccessReviewer(Protocol):
 
 
 class ImpersonatedWriter(Protocol):
-    """The API server, for who speaks in somebody's name."""
+    """The API server, for requests in a person's name."""
 
     def acting_as(self, user: str, groups: Sequence[str]) -> Cluster:
         """Return it as that person sees it."""

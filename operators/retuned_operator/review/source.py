@@ -213,12 +213,12 @@ def _commands(found: SwapProposal) -> Iterator[str]:
 
 
 KEEP_S = 5.0
-"""Seconds that the order of ended proposals is kept; each that is shown is read anew."""
+"""Seconds that the order of ended proposals is cached; the page reads each proposal again."""
 _RETRY_S = 5.0
 _ACCOUNTS = 4
 """Most pods of a proposal whose account is shown, the newest."""
 _DRIFTS = 2_000
-"""Most reports that are looked through for those that somebody may see."""
+"""Most reports that are searched for those that a person may see."""
 
 
 class ClusterReview:
@@ -239,7 +239,7 @@ class ClusterReview:
     place
         What this cluster is called.
     usd_per_gpu_hour
-        Price of an hour; None where nobody said.
+        Price of an hour; None if no price is set.
     gpu_resources
         Names of the resources that are accelerators.
     """

@@ -115,7 +115,7 @@ def _where(model: type[ApiModel], body: Mapping[str, Any]) -> str:
 
 
 def _said(error: ValidationError) -> str:
-    """Name the first fields that are wrong; values are a stranger's and are not repeated."""
+    """Name the first fields that are wrong; values are untrusted and not repeated."""
     problems = error.errors(include_url=False, include_input=False)
     shown = []
     for item in problems[:_MAX_SHOWN]:
@@ -127,5 +127,5 @@ def _said(error: ValidationError) -> str:
 
 
 def _printable(text: str) -> str:
-    """Take out what could steer a terminal: names and keys are a stranger's."""
+    """Replace characters that could control a terminal: names and keys are untrusted."""
     return "".join(each if each.isprintable() else "?" for each in text)

@@ -94,7 +94,7 @@ class _Writer:
     def _resolved(
         self, raw: Mapping[str, Any], *, path: str, inside: tuple[str, ...]
     ) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Write a reference out; what stands beside it is said of this place, and wins."""
+        """Replace a reference by its definition; keys beside the reference override it."""
         node = dict(raw)
         while "$ref" in node:
             name = str(node.pop("$ref")).rsplit("/", 1)[-1]
@@ -198,7 +198,7 @@ def _type_of(value: object, path: str) -> str:
     for kind, name in ((bool, "boolean"), (str, "string"), (int, "integer")):
         if isinstance(value, kind):
             return name
-    raise NotStructural(f"{path}: a constant that is no text, number or truth value")
+    raise NotStructural(f"{path}: a constant that is not a string, integer or boolean")
 
 
 def _without_null(value: Any) -> Any:  # noqa: ANN401 - any JSON

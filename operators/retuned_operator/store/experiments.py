@@ -4,7 +4,7 @@ Records and signed evidence lie in one SQLite file and a folder of blobs, as on 
 an experiment's pod left is believed only after it was computed again here and signed; its artifact
 is copied and signed for the target that it is proposed for.
 
-What pods of an experiment are told: the plan, and what those before them have found.
+Tasks for pods of an experiment: the plan, and the findings of earlier pods.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Tasks:
         self._asking = asking
 
     def task(self, experiment: KernelExperiment, role: JobRole, *, arch: str = "") -> str:
-        """Return the lab's task; a trusted Job gets the finalists, and nobody's numbers.
+        """Return the lab's task; a trusted Job gets the finalists without their measurements.
 
         What has no room in a ConfigMap is left out: the search compiles it itself. For a tunable
         the task has what the servers report.
@@ -199,7 +199,7 @@ class Tasks:
         return Solution.model_validate(stored.body) if stored is not None else None
 
     def _written(self, experiment: KernelExperiment) -> list[Solution]:
-        """Return what a model has written; whatever the pod says, a stranger is its author."""
+        """Return the variants that a model wrote; they are untrusted, whatever the pod reports."""
         return [
             each.solution.model_copy(update={"trust": TrustClass.GENERATED})
             for each in self.told(experiment, JobRole.GENERATE)
@@ -266,9 +266,9 @@ class StoreLedger:
     live
         Live kernels of servers; made over `store` by default.
     heard
-        Told of every window that a pod has told for the first time.
+        Called with every window that a pod reports for the first time.
     collector
-        Brings it in; None where somebody else does.
+        Fetches results of pods; None if another part does.
     spans
         What is being done, for traces; off by default.
     asking
@@ -506,7 +506,7 @@ class StoreLedger:
         target, own = target_of(experiment), self._tasks.own(experiment)
         name = experiment.spec.kernel.name
         if not is_bound(files, {} if own is None else launch_data_of(own, solution)):
-            log.error("%s says of launches of %s what nobody has lifted", solution.digest, name)
+            log.error("the manifest of %s differs from the definition of %s", solution.digest, name)
             return False
         self._artifacts.keep(solution.digest, files, definition=name, target=target)
         body = solution.model_dump(mode="json")

@@ -7,7 +7,7 @@ also no longer send back what does harm.
 
 The catalog as controllers ask it: what servers of a kind come with.
 
-Live kernels of servers: what their pods have lifted, read as a stranger's and kept by target.
+Live kernels of servers: definitions that pods report, untrusted and stored by target.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def _code_in(own: OwnDefinition) -> str:
     if variant.incumbent is None or variant.serves or variant.language is not Language.TRITON:
         return "its variant is not the live kernel"
     if variant.trust is not TrustClass.PARAMETERS:
-        return "its variant is somebody's source"
+        return "its variant is source code from outside"
     if not own.definition.op_type.startswith(PREFIX) or catalog.languages(own.name):
         return "it takes the place of a kernel of the catalog"
     return ""
@@ -294,7 +294,7 @@ def _files(folder: Path, left_out: list[SkippedFile]) -> Iterator[Path]:
     """Yield the files; that there are too many, or none can be listed, is left out as one thing."""
     try:
         if not folder.is_dir():
-            raise _refused_file("cannot-open", "is no folder; mount the definitions there")
+            raise _refused_file("cannot-open", "is not a folder; mount the definitions there")
         found = definition_files([folder])
         yield from islice(found, MAX_FILES)
         if next(found, None) is not None:
@@ -373,7 +373,7 @@ class CatalogKernels:
         self._buckets = buckets or ProfileSettings()
 
     def incumbent(self, definition: str, *, target: TuningTarget) -> Solution | None:
-        """Return what such servers come with; None for a kernel that nobody knows."""
+        """Return the original of such servers; None for an unknown kernel."""
         if is_tunable(definition):
             launched = self._tunables.launched(target.full_name, definition)
             return None if launched is None else launched.incumbent
@@ -381,14 +381,14 @@ class CatalogKernels:
         return None if entry is None else entry.incumbent
 
     def structures(self, definition: str, *, target: TuningTarget) -> tuple[str, ...]:
-        """Return the source structures that a search can look at; empty where nobody knows any."""
+        """Return the source structures that a search can try; empty if none is known."""
         entry = self._entry(definition, target)
         return () if entry is None else tuple(space.name for space in entry.spaces)
 
     def recognise(
         self, kernel: str, dims: Dims, dtypes: tuple[str, ...], *, target: TuningTarget
     ) -> tuple[str, Mapping[str, int]] | None:
-        """Return definition and variable axes of a launch; None if nobody knows it."""
+        """Return definition and variable axes of a launch; None for an unknown kernel."""
         binding = catalog.recognise(kernel, dims, dtypes)
         if binding is None or _language_of(target) not in catalog.languages(binding.definition):
             return None

@@ -1,10 +1,10 @@
-"""What the pods of experiments have told, kept in folders of the operator and read as a stranger's.
+"""Results of the pods of experiments, stored in folders of the operator; untrusted input.
 
 A pod's folder is ``<results>/<experiment uid>/<job>/<pod uid>``: ``findings.jsonl`` with the lab's
 lines, the last of which says that all is done; ``evidence/<digest>.json`` and
 ``artifacts/<digest>`` as the lab keeps them. A folder without the last line is not complete and
-does not count. Of a pod that could not be read there is a folder with ``refused.json`` alone, so
-that nobody asks again.
+does not count. A pod that could not be read has a folder with ``refused.json`` alone, so that the
+operator does not try it again.
 
 Results of experiments on their way in: the log of a pod's container, read once and kept.
 """
@@ -175,7 +175,7 @@ class ResultFolder:
         return found
 
     def keep_only(self, experiment_uids: Collection[str]) -> None:
-        """Forget the results of all other experiments, which nobody can ask for any more."""
+        """Delete the results of all other experiments, which do not exist any more."""
         if self._root.is_dir():
             for folder in self._root.iterdir():
                 if folder.name not in experiment_uids:
@@ -264,7 +264,7 @@ class ResultFolder:
         return found
 
     def _pod(self, folder: Path, *, job: str) -> PodResult | None:
-        """Return what a pod has left; None where it is not complete, or is no result at all."""
+        """Return the result of a pod; None if it is incomplete or not a result."""
         data = _bytes(folder / FINDINGS, limit=MAX_FINDINGS_BYTES)
         if data is None or not data.endswith(b"\n"):
             return None
@@ -319,7 +319,7 @@ def _is_small(folder: Path) -> bool:
 
 def _checked(name: str) -> str:
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{name[:80]!r} is no name of an object")
+        raise ValueError(f"{name[:80]!r} is not a name of an object")
     return name
 
 
@@ -337,16 +337,16 @@ log = logging.getLogger(__name__)
 LOG_GONE = "results-log-gone"
 """The node has forgotten what the container wrote, or it never ran."""
 _MAX_WAITING = 1024
-"""Most pods whose waits are remembered; who is forgotten is asked a little earlier."""
+"""Most pods whose waits are remembered; a forgotten pod is tried earlier."""
 _ENDED = ("Succeeded", "Failed")
 _WAIT_S, _LONGEST_WAIT_S = 10.0, 80.0
-"""Nobody asks again for a log that could not be had before that time has passed, which doubles: one
-that looks at experiments waits while a node that is away is asked."""
+"""Delay before the next try of a log that could not be read, first and longest; it doubles. A
+request to a node that is away blocks the controller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wait:
-    """When a pod is asked again."""
+    """When a pod's log is tried again."""
 
     until_s: float
     length_s: float
@@ -393,8 +393,8 @@ class Collector:
     def collect(self, experiment: KernelExperiment) -> None:
         """Read every pod that has ended and was not read before.
 
-        What cannot be had now is asked for later; it never keeps an experiment from going on, or
-        from being ended.
+        A log that cannot be read now is tried later. It never keeps an experiment from continuing
+        or ending.
         """
         uid = experiment.metadata.uid
         for ref, body in self._ended(experiment):

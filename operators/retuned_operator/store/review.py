@@ -72,11 +72,11 @@ class StoredReviews:
             return None
 
     def incumbent(self, kernel: str, target: TuningTarget) -> Solution | None:
-        """Return what servers of a target come with; None where nobody knows."""
+        """Return the original of servers of a target; None if it is unknown."""
         return self._kernels.incumbent(kernel, target=target)
 
     def roofs(self, kernel: str, shapes: Sequence[Mapping[str, int]], arch: str) -> Roofs | None:
-        """Return what physics allows some shapes; None where nobody knows."""
+        """Return the hardware limits of some shapes; None if they are unknown."""
         return roofs_of(kernel, shapes, arch=arch)
 
     def drifts(self, *, before: str, limit: int) -> Sequence[DriftLine]:

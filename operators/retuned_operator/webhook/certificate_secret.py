@@ -122,7 +122,7 @@ class CertificateRotator:
             except (Conflict, AlreadyExists):
                 if not left:
                     raise
-                continue  # somebody else was faster: what they wrote is as good
+                continue  # another replica wrote first; its certificate is as good
             log.info("secret %s/%s has new certificates", self.namespace, SECRET)
             return due
         raise AssertionError("the last try returns or raises")
@@ -200,10 +200,10 @@ def mounted(folder: Path) -> tuple[Pair, bytes] | None:
 
 
 def _publish_webhook(api: Objects, bundle: bytes, name: str) -> tuple[dict[str, Any], ...]:
-    """Tell the API server; return what owns what is told to others, so that all go together."""
+    """Publish the authority to the API server; return the owner of the other published objects."""
     try:
         found = api.get(MUTATING_WEBHOOKS, name)
-    except NotFound:  # the chart makes it; without it there is nobody to tell
+    except NotFound:  # the chart makes it; without it, publish nothing
         return ()
     wanted = base64.b64encode(bundle).decode()
     hooks = found.get("webhooks") or []

@@ -1,7 +1,7 @@
 """An AdmissionReview in, an AdmissionReview out. Pure.
 
-Every pod is admitted. One that asks for the sidecar and cannot take it is admitted as it is, with a
-warning for whoever made it and a note in the audit log.
+Every pod is admitted. One that requests the sidecar and cannot take it is admitted unchanged, with
+a warning for its author and a note in the audit log.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_UID = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionResponse:
-    """What the API server is told."""
+    """The answer to the API server."""
 
     body: Mapping[str, Any]
     """The AdmissionReview."""
