@@ -16,31 +16,31 @@ Made by `scripts/metrics_docs.py` from `retuned.telemetry`; change it there.
 
 Each program serves `/metrics` in Prometheus' text format: `retuned run` and `retuned sidecar` on
 `metrics_address` and `metrics_port` ([configuration.md](configuration.md)), `retuned-operator` on
-its port of health and metrics ([chart-values.md](chart-values.md)). What runs inside a server opens
-no port: whoever stands beside it shows what it counts. Names end in base units; counters end in
-`_total` and begin at 0 with the process.
+its port of health and metrics ([chart-values.md](chart-values.md)). The runtime inside a server
+opens no port: the daemon or sidecar beside it serves its counts. Names end in base units; counters
+end in `_total` and begin at 0 with the process.
 
-The number of series is bounded. A label has a closed set of values, which the table names, or is
-the name of something: then only so many are told apart, and what comes after counts as `{OTHER}`.
-A metric that stands as a *table* has a series for each thing that there is, while it is there: a
-proposal that was decided has none any more. What programs try to count under a name or label that
-is not on this page is thrown away, and counted in `retuned_metrics_refused_total`.
+The number of series is bounded. A label has a closed set of values, which the table lists, or is
+the name of an object: then the number of values is limited, and later values count as `{OTHER}`.
+A metric that is a *table* has a series for each object while the object exists: the series of a
+proposal ends with its decision. Programs drop values under a name or label that is not on this
+page, and count them in `retuned_metrics_refused_total`.
 
-Of the operator's replicas only the one that leads shows tables.
+Of the operator's replicas only the leader shows tables.
 """
 _STAGES = {
     Stage.TRACE: "Traces",
     Stage.PROFILE: "Windows of the workload",
     Stage.DRIFT: "Drift",
-    Stage.HYPOTHESIS: "Beliefs",
+    Stage.HYPOTHESIS: "Hypotheses",
     Stage.EXPERIMENT: "Experiments",
     Stage.VERDICT: "Verdicts",
     Stage.PROPOSAL: "Proposals",
     Stage.GATE: "Gates and people",
-    Stage.SWAP: "Swaps and ways back",
-    Stage.WATCH: "What is watched of a swap",
+    Stage.SWAP: "Swaps and rollbacks",
+    Stage.WATCH: "Watch of a swap",
     Stage.GPU: "Devices",
-    Stage.OVERHEAD: "What Retuned itself costs",
+    Stage.OVERHEAD: "Overhead of Retuned",
     Stage.OPERATOR: "The operator",
 }
 _UNITS = {
@@ -75,7 +75,7 @@ def _row(metric: Metric) -> str:
 def _label(label: Label) -> str:
     text = f"`{label.name}`"
     if label.values is not None:
-        others = f", {OTHER}" if label.strangers else ""
+        others = f", {OTHER}" if label.allows_other else ""
         text += f": {', '.join(sorted(label.values))}{others}"
     else:
         text += f" (at most {label.most})"
