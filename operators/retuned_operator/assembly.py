@@ -77,7 +77,7 @@ class Operator:
     clock
         Time.
     on_lost
-        Called when the lease is lost; by default the process ends at once.
+        Called when the lease is lost; by default the process ends immediately.
     """
 
     def __init__(
@@ -277,7 +277,7 @@ class Operator:
                 try:
                     self._sweep()
                 except RetunedError as error:  # such as a disk that does not answer
-                    log.warning("what is over stays for now: %s", error)
+                    log.warning("old records cannot be removed now: %s", error)
                 sweep_at = self._clock.monotonic_s() + _SWEEP.total_seconds()
             if self._clock.monotonic_s() >= show_at and self.manager.is_acting():
                 self._shown.show()
@@ -336,7 +336,7 @@ class Operator:
 
 
 def _gone() -> None:
-    """End at once: whatever threads are about to write is not theirs to write any more."""
+    """End immediately: the threads have no right to write any more."""
     os._exit(EXIT_LOST)
 
 

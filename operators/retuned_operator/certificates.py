@@ -39,7 +39,7 @@ class CertificateManager:
     settings
         Where things are.
     api
-        The API server; guarded by the lease, so that only who leads writes.
+        The API server; guarded by the lease, so that only the leader writes.
     namespaces
         Those with servers: their sidecars must know the authority.
     """
@@ -58,7 +58,7 @@ class CertificateManager:
         self._webhook: WebhookServer | None = None
 
     def step(self, *, now: datetime, leading: bool) -> None:
-        """Do what is due.
+        """Renew, publish and serve the certificates that are due.
 
         Raises
         ------

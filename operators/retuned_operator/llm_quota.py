@@ -21,7 +21,7 @@ MONEY = "model-money"
 """Kind of the records of what was set aside, by try: noted."""
 _DAY = timedelta(days=1)
 _MOST = 4096
-"""Newest records that are looked at."""
+"""Newest records that are read."""
 
 
 class LlmQuota:

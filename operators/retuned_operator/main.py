@@ -47,7 +47,7 @@ def _config(words: Sequence[str]) -> Path | None:
 
 def _until_told(stop: threading.Event) -> None:
     def told(number: int, _: FrameType | None) -> None:
-        log.info("told to end by signal %d", number)
+        log.info("ending after signal %d", number)
         stop.set()
 
     for each in (signal.SIGTERM, signal.SIGINT):

@@ -64,7 +64,7 @@ class ChannelSettings(BaseModel):
 
     @property
     def channels_listen(self) -> str:
-        """Whether anybody is heard: the port is the operator's."""
+        """Whether the operator accepts requests of channels; its own settings have the port."""
         heard = self.slack_signing_secret or self.alertmanager_webhook_token
         return "here" if heard else ""
 

@@ -32,7 +32,7 @@ class CachedFleet:
     caches
         The cluster.
     artifact
-        Files of an artifact by digest; None where there is none.
+        Files of an artifact by digest; None if it is not stored.
     key
         Public key that artifacts are signed with, hex.
     gpu_resources

@@ -1,8 +1,8 @@
 """One Prometheus, asked little: instant queries, bounded in number, time and size of the answer.
 
-No answer is "not known", and whatever cannot be asked now has no answer.
+A missing answer means "not known", also for a query that cannot be sent now.
 
-What Prometheus says of the service. No answer is "not known", never "all is well".
+Signals of the service from Prometheus. A missing answer never means that all is well.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class QueryResult:
 
     @property
     def value(self) -> float | None:
-        """The one value; None where there is none, or are several: which one would be meant?"""
+        """The one value; None without a value, or with several, which are ambiguous."""
         return self.values[0] if len(self.values) == 1 else None
 
 
@@ -139,7 +139,7 @@ def _answer(body: Mapping[str, Any]) -> QueryResult:
     Raises
     ------
     ValueError, KeyError, TypeError
-        If it is none.
+        If it is not a valid answer.
     """
     if body["status"] != "success":
         raise ValueError(f"{body.get('errorType')}: {body.get('error')}")
@@ -203,7 +203,7 @@ class PrometheusSignals:
     def compare(
         self, metrics: Sequence[Metric], *, about: EventSubject, since: datetime
     ) -> Mapping[str, Compared]:
-        """Return each metric now and when the first pod was told; see `Signals.compare`."""
+        """Return each metric now and at the first pod's order; see `Signals.compare`."""
         prometheus = self._prometheus
         if prometheus is None:
             return {}

@@ -209,7 +209,7 @@ def _step(found: SwapProposal, phase: ProposalPhase) -> Step | None:
 
 
 def _by(found: SwapProposal) -> str:
-    """Return who said the word that counted; empty where time or policy did."""
+    """Return the author of the decision that counted; empty if time or policy decided."""
     history, gate = found.status.history, found.status.gate
     last = next(
         (each for each in reversed(history) if each.from_ is ProposalPhase.AWAITING_APPROVAL), None

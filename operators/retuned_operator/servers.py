@@ -1,6 +1,6 @@
-"""What listens while this operator leads: the agent API, the review page, and for the channels.
+"""Servers of the leading operator: the agent API, the review page, and the channels' port.
 
-What sidecars say is kept in memory, and the review page reads the store: only who leads has them.
+Reports of sidecars are in memory, and the review page reads the store: only the leader has them.
 """
 
 from __future__ import annotations

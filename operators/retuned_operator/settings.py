@@ -1,7 +1,7 @@
-"""What an administrator chooses: the chart's file, and what differs from pod to pod.
+"""Settings of an administrator: the chart's file, and the variables of a pod.
 
-Strength: defaults < the file that ``RETUNED_OPERATOR_CONFIG`` names < the environment. What is not
-known is refused, wherever it stands.
+Precedence: defaults < the file that ``RETUNED_OPERATOR_CONFIG`` names < the environment. An unknown
+name is refused in all of them.
 
 Parts of the chart's file: names in them that may be a person's, and reading one part.
 """
@@ -82,7 +82,7 @@ D = TypeVar("D", JobSettings, SidecarSettings)
 _READERS: Mapping[type, TypeAdapter[Any]] = {
     each: TypeAdapter(each) for each in (JobSettings, SidecarSettings)
 }
-"""Made once: it takes 15 ms, and looks at experiments ask for these settings."""
+"""Made once: it takes 15 ms, and each reconcile of an experiment needs these settings."""
 
 
 def _named(camel: str) -> Any:  # noqa: ANN401 - pydantic's own type
@@ -120,9 +120,9 @@ class Settings(BaseSettings):
     sidecar: dict[str, Any] = Field(default_factory=dict)
     """How the sidecar looks, see `SidecarSettings`."""
     review: dict[str, Any] = Field(default_factory=dict)
-    """How the review page is reached and whom it believes, see `ReviewSettings`."""
+    """Address of the review page and the proxy that it trusts, see `ReviewSettings`."""
     channels: dict[str, Any] = Field(default_factory=dict)
-    """How people hear of proposals, and may answer, see `ChannelSettings`."""
+    """Channels for notices and answers of people, see `ChannelSettings`."""
     state_dir: Path = Path("/var/lib/retuned")
     """Store, keys and certificates."""
     tls_dir: Path | None = None

@@ -135,7 +135,7 @@ def admission_knows(api: Api, name: str, *, namespace: str) -> bool:
     error = refusal(lambda: api.create(DECISIONS, body | {"metadata": metadata}))
     if error is None:
         api.delete(DECISIONS, metadata["name"], namespace=namespace)
-    return "is another one by now" in str(error)
+    return "has been replaced" in str(error)
 
 
 def freezes_are_judged(api: Api) -> bool:

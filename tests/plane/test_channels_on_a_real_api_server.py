@@ -120,7 +120,7 @@ def test_a_yes_in_slack_is_the_mapped_persons_and_the_audit_log_has_both_names(
         (
             "swp-verb",
             "U0LEAD",
-            "the cluster's policy says no: approving needs the verb approve on this SwapProposal; "
+            "the cluster's policy refuses: approving needs the verb approve on this SwapProposal; "
             "the ClusterRole retuned-approver gives it",
         ),
     ],

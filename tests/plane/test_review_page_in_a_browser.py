@@ -134,7 +134,7 @@ def test_whom_no_proxy_names_sees_nothing(there: There) -> None:
     finally:
         there.pages.headers = named
     page.goto("/")
-    assert shown(page, "reached through the proxy")
+    assert shown(page, "through the proxy")
 
 
 PATHS = ("/", "/in-force", "/past", "/swaps", "/drift", "/savings", "/proposals/none/none")

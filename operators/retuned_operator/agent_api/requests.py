@@ -65,7 +65,7 @@ class Answered(Exception):
     message
         For people.
     retry_after_s
-        When to ask again; None says nothing.
+        When the client may retry, seconds; None does not say.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ def number_of(request: Request, name: str, *, most: float) -> float:
     Raises
     ------
     Answered
-        422 ``query-invalid``, if it is none from 0 on.
+        422 ``query-invalid``, if it is not a number of at least 0.
     """
     text = request.query_params.get(name, "0")
     try:
@@ -240,9 +240,9 @@ class RateLimit:
     clock
         Time.
     per_s
-        Requests a second that a pod may make for ever.
+        Requests a second that a pod may make on average.
     burst
-        Requests that it may make at once.
+        Requests that it may make without a pause.
 
     Examples
     --------

@@ -91,7 +91,7 @@ class AgentServer(HttpsServer):
     certificates
         See `Certificates`.
     hub
-        Those that wait for orders: they are answered as things stand, and ask again elsewhere.
+        Requests that wait for orders: they get the current orders, and the clients ask again.
     port, address
         Where to listen; port 0 takes a free one.
     """

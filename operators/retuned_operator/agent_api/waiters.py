@@ -1,4 +1,4 @@
-"""Who waits for orders: futures by target, woken from any thread, and none costs a thread."""
+"""Requests that wait for orders: futures by target, woken from any thread, without threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 class Hub:
     """Wakes sidecars that wait, when something of their target changes.
 
-    A wake-up says nothing but that it is worth looking again; one too many does no harm.
+    A wake-up only makes the request read its orders again; a needless one is harmless.
     """
 
     def __init__(self) -> None:

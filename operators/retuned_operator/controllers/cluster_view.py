@@ -1,4 +1,4 @@
-"""What a step of a proposal looks at, gathered from the caches and from what sidecars say."""
+"""Input of a step of a proposal, read from the caches and from reports of sidecars."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ class ClusterView:
     caches: Caches
     """Objects of the API server."""
     reports: Reports
-    """What sidecars say."""
+    """Reports of sidecars."""
     signals: Signals
-    """What monitoring says."""
+    """Metrics of the monitoring system."""
     ledger: Ledger
     """The operator's store."""
     kernels: Kernels
@@ -125,7 +125,7 @@ def _made(resource: SwapProposal) -> str:
 
 
 def target_of(world: ClusterView, key: str) -> TuningTarget | None:
-    """Return a target; None where there is none, or it is on its way out.
+    """Return a target; None if it does not exist or is being deleted.
 
     Raises
     ------
@@ -170,7 +170,7 @@ def pods_of(world: ClusterView, target: TuningTarget) -> tuple[ObservedPod, ...]
 
 
 def facts_of(world: ClusterView, rollouts: Rollouts, resource: SwapProposal) -> RolloutFacts:
-    """Return all that a step of one proposal looks at."""
+    """Return the complete input of a step of one proposal."""
     namespace, name = resource.metadata.namespace, resource.metadata.name
     target, now = rollouts.target, world.clock.now()
     policies = objects.policies(world.caches.list(POLICIES, namespace=namespace))
@@ -298,7 +298,7 @@ def _together(first: Sequence[Obj] | None, second: Sequence[Obj] | None) -> Sequ
 def _evidence(
     world: ClusterView, rollouts: Rollouts, resource: SwapProposal
 ) -> tuple[bool, str | None]:
-    """Return whether evidence was looked at, and what is wrong with it; only before a swap."""
+    """Return whether evidence was checked, and its fault if any; only before a swap."""
     if not resource.status.phase.is_before_swap:
         return True, None
     servers = servers_of(world, rollouts.pods)
@@ -400,10 +400,10 @@ def _runs_own_choice(kernel: str, told: PodOrder | None) -> bool:
 
 
 def presumed(resource: SwapProposal, pod: ObservedPod, told: PodOrder | None) -> PodFact:
-    """Return a pod that has not said anything to this process, as the status has it last.
+    """Return a pod that has not reported to this process, from the last status.
 
-    An operator that has just begun must not take the silence for a swap that never was. A pod of
-    which nothing is known is not told anything: it counts as one that does not serve yet.
+    An operator that has just started must not take missing reports for a swap that never was.
+    An unknown pod gets no order: it counts as one that does not serve yet.
     """
     if told is None or not told.done:
         return PodFact(name=pod.name, uid=pod.uid, ready=False)

@@ -49,7 +49,7 @@ class _Looked:
 class Experiments:
     """Controller; its keys are experiments, ``namespace/name``.
 
-    Budgets are shared by all experiments of a policy, so one is looked at after the other.
+    All experiments of a policy share budgets, so they are reconciled one after the other.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ class Experiments:
         return self._go(_Looked(resource=resource, facts=facts))
 
     def _orphaned(self, key: str) -> float | None:
-        """Delete what is left of one that is gone: owners of other namespaces do not count."""
+        """Delete the rest of a deleted experiment: owner references do not cross namespaces."""
         jobs = self._world.caches.by(JOBS, BY_EXPERIMENT, key)
         if jobs is None or not self._world.caches.knows(EXPERIMENTS):
             return NOT_KNOWN_S
@@ -229,7 +229,7 @@ class Experiments:
         made = experiment_facts.made_for(self._world, resource)
         if made is None:
             return
-        weighed = experiment_facts.weigh_anew(
+        weighed = experiment_facts.weigh_again(
             self._world, resource, target, made, results=results, now=now
         )
         if weighed.proposal is not None and target is not None:

@@ -201,7 +201,7 @@ def beliefs_of(
 
 
 def _was_never_made(experiment: KernelExperiment) -> bool:
-    """Whether an experiment was refused before any Job of it was there: it says nothing."""
+    """Whether an experiment was refused before its first Job: it has no result."""
     status = experiment.status
     return status.phase is ExperimentPhase.REFUSED and status.reason in tunables.UNMADE
 

@@ -1,7 +1,7 @@
-"""Lessons of live proofs in a cluster: verdicts in a status leave them, and they refuse proposals.
+"""Lessons of live proofs in a cluster: verdicts in a status make them, and they refuse proposals.
 
-A verdict is in the status before its lesson is kept. A lesson that is missing is kept with the next
-look at the proposal, so that an operator that was killed between both loses none.
+A verdict is in the status before its lesson is stored. The next pass over the proposal stores a
+missing lesson, so that an operator that was killed between both loses none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Objects of the API server to what the state machines look at. Pure.
+"""Converts objects of the API server to the input of the state machines. Pure.
 
-What cannot be read is "not known", which is None, and never left out silently: a policy, decision
-or freeze that cannot be read may be one that forbids.
+An object that cannot be read is "not known", which is None, and never left out silently: a policy,
+decision or freeze that cannot be read may be one that forbids.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def freezes(bodies: Sequence[Obj] | None) -> tuple[gate.TuningFreeze, ...] | Non
 
 
 def decisions(bodies: Sequence[Obj] | None) -> tuple[SwapDecision, ...] | None:
-    """Return what was said about a proposal; None while a word on it cannot be read.
+    """Return the decisions on a proposal; None while one of them cannot be read.
 
     Parameters
     ----------
@@ -196,7 +196,7 @@ def is_replica(body: Mapping[str, Any]) -> bool:
 
 
 def pod_seen(body: Mapping[str, Any], *, container: str) -> ObservedPod | None:
-    """Return a server pod; None where it has ended, or has no sidecar that could be told anything.
+    """Return a server pod; None if it has ended, or has no sidecar that could get orders.
 
     Parameters
     ----------
@@ -245,7 +245,7 @@ def owner_uid(body: Mapping[str, Any]) -> str:
 
 
 def moment(text: object) -> datetime | None:
-    """Return a time of the API server; None where there is none."""
+    """Return a time of the API server; None without a valid time."""
     if not isinstance(text, str):
         return None
     try:
@@ -261,7 +261,7 @@ def labels_of(body: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def part(body: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return a mapping within an object; empty where there is none."""
+    """Return a mapping within an object; empty if it is not a mapping."""
     found = body.get(key)
     return found if isinstance(found, Mapping) else {}
 

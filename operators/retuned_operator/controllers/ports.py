@@ -130,27 +130,27 @@ class Writes(Protocol):
 
 
 class Reports(Protocol):
-    """What sidecars say."""
+    """Reports of sidecars."""
 
     def of(self, uid: str) -> PodReports | None:
-        """Return what the sidecar of a pod said last; None before it said anything."""
+        """Return the last reports of a pod's sidecar; None before the first."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventSubject:
-    """What queries of a policy may name: the servers that are looked at."""
+    """Variables for queries of a policy: the servers that the analysis compares."""
 
     namespace: str
     """Of the target: ``$namespace``."""
     target: str
     """Its name: ``$target``."""
     pods: tuple[str, ...]
-    """Pods that have been told to swap: ``$pods``, a regular expression."""
+    """Pods with an order to swap: ``$pods``, a regular expression."""
 
 
 class Signals(Protocol):
-    """What a monitoring system says of the service."""
+    """Metrics of the service from a monitoring system."""
 
     def slo_firing(self, target: TuningTarget) -> bool | None:
         """Whether an alert on the service level fires; None while it is unknown."""
@@ -166,7 +166,7 @@ class Signals(Protocol):
         about
             What the queries may name.
         since
-            When the first pod was told to swap.
+            When the first pod got an order to swap.
         """
         ...
 
@@ -283,7 +283,7 @@ class VerifiedWin:
     """What a trusted Job proved."""
 
     verdict: Verdict
-    """What the judge said; its evidence is signed, and in the store."""
+    """The judge's verdict; its evidence is signed, and in the store."""
     trust: TrustClass
     """Class of the author."""
     table: Solution | None = None
@@ -297,11 +297,11 @@ class OpenDrift:
     id: str
     """Its id in the store."""
     report: DriftReport
-    """What stage 3 said."""
+    """The report of stage 3."""
     beside: str = ""
-    """What the pod's accelerators did then; empty where nothing is known or worth a word."""
+    """State of the pod's accelerators then, as text; empty if unknown or not notable."""
     windows: tuple[WorkloadProfile, ...]
-    """Windows that were told since, of any pod of the target, oldest first."""
+    """Windows reported since, of any pod of the target, oldest first."""
     counts: Counts = field(default_factory=dict)
     """Launches that slots counted in these windows, those included that no trace saw."""
     traceparent: str = ""
@@ -341,7 +341,7 @@ class TunableSources(Protocol):
 
 
 class Ledger(Protocol):
-    """The operator's store, as controllers see it: results, evidence and beliefs."""
+    """The operator's store for controllers: results, evidence and hypotheses."""
 
     def collect(self, experiment: KernelExperiment) -> None:
         """Fetch the results of the experiment's pods; a node that is away may take long.
@@ -437,7 +437,7 @@ class Ledger(Protocol):
         ...
 
     def table(self, digest: Digest) -> ProvenTable | None:
-        """Return a table by the digest of its text; None where there is none."""
+        """Return a table by the digest of its text; None if it is not stored."""
         ...
 
     def task(self, experiment: KernelExperiment, role: JobRole, *, arch: str = "") -> str:
@@ -490,7 +490,7 @@ class Ledger(Protocol):
         ...
 
     def believe(self, belief: Hypothesis) -> None:
-        """Keep a belief; keeping it again changes nothing."""
+        """Store a hypothesis; storing it again changes nothing."""
         ...
 
     def answered(self, drifted: OpenDrift) -> None:
@@ -510,7 +510,7 @@ class Ledger(Protocol):
         Raises
         ------
         TemporaryError
-            If it cannot be read now, which says nothing about it.
+            If it cannot be read now; it may be valid.
         """
         ...
 
@@ -549,10 +549,10 @@ class Kernels(Protocol):
 
 
 class Queue(Protocol):
-    """Where a controller says that another object is to be looked at."""
+    """Queue in which a controller puts another object for its reconcile."""
 
     def add(self, key: str) -> None:
-        """Have a key looked at."""
+        """Queue a key."""
         ...
 
 

@@ -80,7 +80,7 @@ class Api:
     def list(
         self, resource: Resource, *, namespace: str = "", labels: str = "", fields: str = ""
     ) -> Listing:
-        """Return all objects that are selected, as they stand now.
+        """Return all selected objects, in their current state.
 
         Parameters
         ----------
@@ -99,7 +99,7 @@ class Api:
         chosen = partial(self.pages, resource, namespace=namespace, labels=labels, fields=fields)
         try:
             pages = tuple(chosen())
-        except Gone:  # the list changed too much while it was read; so all of it at once
+        except Gone:  # the list changed too much while it was read; read it in one part
             pages = tuple(chosen(limit=0))
         items = tuple(each for page in pages for each in page.items)
         return Listing(items=items, version=pages[-1].version)
@@ -113,14 +113,14 @@ class Api:
         fields: str = "",
         limit: int = _PAGE,
     ) -> Iterator[Listing]:
-        """Yield the objects of a `list` in parts, so that they need not all be held at once.
+        """Yield the objects of a `list` in parts, so that they need not all be in memory.
 
         Parameters
         ----------
         resource, namespace, labels, fields
             As `list`.
         limit
-            Objects a part; 0 means all at once.
+            Objects a part; 0 means one part.
 
         Raises
         ------
@@ -360,7 +360,7 @@ def connect(
     Raises
     ------
     UsageError
-        If nothing says where it is.
+        If no kubeconfig or service account names it.
     """
     configuration = configuration_of(kubeconfig, context=context)
     return Api(Transport(configuration, timeouts=timeouts or Timeouts()))

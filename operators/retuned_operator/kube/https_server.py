@@ -47,7 +47,7 @@ class HttpsServer:
     stop_s
         How long ending may take, seconds; requests under way get half of it.
     before_stop
-        Called first when it is to end, such as to answer who waits.
+        Called first when it is to end, such as to answer waiting requests.
     """
 
     def __init__(

@@ -207,8 +207,8 @@ def _decoded(text: bytes) -> Obj:
 
 
 _SHORT_S = 1.0
-"""A watch that ends sooner without a word is a failure, or it would be begun again at once, for
-ever."""
+"""A watch that ends sooner without an error counts as a failure; otherwise it would be started
+again without a delay, forever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,7 +255,7 @@ class Reflector:
     backoff
         Of failures.
     clock
-        Seconds that never go back.
+        Monotonic seconds.
     """
 
     def __init__(
@@ -304,13 +304,13 @@ class Reflector:
                 stop.wait(self._backoff.delay_s(self._failures))
 
     def interrupt(self) -> None:
-        """End the watch that is under way, from another thread; `run` looks at `stop` then."""
+        """End the active watch from another thread; `run` then checks `stop`."""
         with self._watch_lock:
             if self._watch is not None:
                 self._watch.interrupt()
 
     def _once(self, stop: threading.Event) -> str:
-        """List if need be and watch until it ends; return a code that says why it did."""
+        """List if necessary and watch until it ends; return the code of the reason."""
         plural = self._selection.resource.plural
         try:
             if not self._version:

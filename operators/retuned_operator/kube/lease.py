@@ -37,7 +37,7 @@ class LeaseTimes:
     """Without a renewal for so long, who holds it stops: several tries, also where a machine is so
     busy that each takes seconds."""
     renew_s: float = 2.0
-    """From the begin of a renewal to the next, and between looks at another's lease."""
+    """From the start of a renewal to the next, and between reads of another's lease."""
     fresh_s: float = 6.0
     """A confirmation is good for so long; after it the lease is read before a write."""
 
@@ -56,7 +56,7 @@ class ObservedLease:
     holder: str
     """Its holder; empty if it is free."""
     duration_s: float
-    """For how long after a renewal, as its holder says."""
+    """How long it lasts after a renewal, as its holder wrote."""
     since_s: float
     """When this version was first seen, on one's own clock."""
 
@@ -138,10 +138,10 @@ class Leader:
     times
         See `LeaseTimes`.
     on_lost
-        Called once when the lease is lost; by default the process ends at once, because whatever
-        its threads are about to write is not theirs to write any more.
+        Called once when the lease is lost; by default the process ends immediately, because its
+        threads have no right to write any more.
     clock
-        Seconds that never go back.
+        Monotonic seconds.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class Leader:
         self._mine_last: Obj | None = None
         """The lease as the last renewal left it; None where it is to be read first."""
         self._confirmed_s = -float("inf")
-        """When the request was sent whose answer last said that this one leads."""
+        """When the request was sent whose answer last confirmed this leader."""
         self._lost = False
         self._reading = threading.Lock()
         """Held by the one writer that reads the lease; never by who renews it."""
@@ -310,7 +310,7 @@ class Leader:
         return self._seen
 
     def _release(self) -> None:
-        """Let the next one begin at once; if that fails, it begins when the lease has run out."""
+        """Free the lease for the next holder; if that fails, it starts after the lease expires."""
         self._lost = True
         try:
             body = self._read()

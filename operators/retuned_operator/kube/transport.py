@@ -51,7 +51,7 @@ class Transport:
     timeouts
         Limits.
     agent
-        What the server's log says who asks.
+        User agent for the server's log.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ class Transport:
             self._pool.clear()
 
     def _credentials(self, what: str) -> dict[str, str]:
-        """Return the header that says who asks; empty where a certificate does."""
+        """Return the header that authenticates; empty if a client certificate does."""
         try:
             bearer = self._configuration.auth_settings().get("BearerToken")  # renews what is old
         except (kubernetes_config.ConfigException, OSError, ValueError) as error:

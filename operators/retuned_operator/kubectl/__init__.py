@@ -38,6 +38,6 @@ def complete() -> None:
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:
-    """End at once while modules are imported: nothing is begun, and no import may catch it."""
+    """End immediately while modules are imported, before any work; no import may catch it."""
     os.write(2, _INTERRUPTED.encode())
     os._exit(_STATUS)

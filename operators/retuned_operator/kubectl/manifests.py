@@ -235,7 +235,7 @@ def _merged(old: yaml.Node | None, value: object) -> yaml.Node:
 
 
 def _descend(node: yaml.Node, part: str) -> yaml.Node:
-    """Return what is below, as this place's own: an alias may stand elsewhere too."""
+    """Return the child node as a copy for this place: an alias may be used elsewhere too."""
     if isinstance(node, yaml.SequenceNode):
         node.value[int(part)] = _own(node.value[int(part)])
         found: yaml.Node = node.value[int(part)]

@@ -89,7 +89,7 @@ def show(
     kubeconfig: KubeconfigOption = None,
     output: FormOption = OutputFormat.TABLE,
 ) -> None:
-    """Show one proposal: numbers, risk, what the policy asks, what was said and done."""
+    """Show one proposal: numbers, risk, policy, decisions, and what was done."""
     desk = open_desk(namespace=namespace, everywhere=False, context=context, kubeconfig=kubeconfig)
     found = desk.proposal(proposal)
     decisions, unreadable = desk.decisions(found)
@@ -116,7 +116,7 @@ def _plan(found: SwapProposal, desk: ClusterSession) -> list[str]:
         return []
     try:
         return list(live_proof_words(desk.policy(found).spec.live_proof))
-    except Refused:  # no policy, or not judged yet: the gate's sentence says so
+    except Refused:  # no policy, or not judged yet: the gate's sentence reports it
         return []
 
 
@@ -137,7 +137,7 @@ def approve(
 ) -> None:
     """Approve the swap to the artifact that is shown, under the policy now in force."""
     if yes and not digest:
-        raise UsageError("--yes needs --digest: say which artifact you mean")
+        raise UsageError("--yes needs --digest: the digest of the artifact that you approve")
     desk = open_desk(namespace=namespace, everywhere=False, context=context, kubeconfig=kubeconfig)
     kind = DecisionKind.BREAK_GLASS if break_glass else DecisionKind.APPROVE
     found = desk.proposal(proposal)
@@ -177,7 +177,7 @@ def abort(
     kubeconfig: KubeconfigOption = None,
     output: FormOption = OutputFormat.TABLE,
 ) -> None:
-    """Stop a proposal wherever it is; a swap under way goes back. Never gated."""
+    """Stop a proposal in any phase; a swap under way is rolled back. Never gated."""
     desk = open_desk(namespace=namespace, everywhere=False, context=context, kubeconfig=kubeconfig)
     kind, _, name = proposal.partition("/")
     if kind in ("experiment", "kexp", "kernelexperiment"):
@@ -217,7 +217,7 @@ def _say_no(
 def _give(
     desk: ClusterSession, word: SwapDecision, about: SwapProposal, output: OutputFormat
 ) -> None:
-    """Write the word; who said the very same before has said it."""
+    """Write a decision; an identical earlier one counts as written."""
     body = write(word)
     body.pop("status", None)
     namespace, already = word.metadata.namespace, False
@@ -268,7 +268,7 @@ def asks_a_person() -> bool:
 
 
 def _confirm(found: SwapProposal, desk: ClusterSession) -> None:
-    """Let a person type the beginning of the digest, so that they have looked at it.
+    """Ask the person to type the beginning of the digest, so that they read it.
 
     Raises
     ------

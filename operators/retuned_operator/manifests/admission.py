@@ -49,12 +49,12 @@ def decision_policy(*, allow_service_accounts: bool = False) -> tuple[dict[str, 
         ),
         _rule(
             f"object.spec.decision != 'BreakGlass' || {_may(BREAK_GLASS)}",
-            f"breaking glass needs the verb {BREAK_GLASS} on this SwapProposal",
+            f"a BreakGlass decision needs the verb {BREAK_GLASS} on this SwapProposal",
             reason="Forbidden",
         ),
         _rule(
             f"{_OTHER} || params.metadata.uid == object.spec.proposalRef.uid",
-            "the SwapProposal of this name is another one by now; look at it again",
+            "the SwapProposal of this name has been replaced; review it again",
         ),
         _rule(
             f"{_OTHER} || params.spec.artifact.digest == object.spec.digest",

@@ -97,8 +97,8 @@ def limit_range(
 ) -> dict[str, Any]:
     """Return the bounds of each container in a namespace that holds experiments and nothing else.
 
-    What says nothing gets little, so that no pod takes a node by an omission; nothing gets more
-    than the largest experiment may have.
+    A container without requests gets small defaults, so that no pod takes a whole node by an
+    omission. None gets more than the largest experiment may have.
 
     Parameters
     ----------

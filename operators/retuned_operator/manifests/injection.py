@@ -78,9 +78,9 @@ class Injection:
 
 
 def inject(pod: Mapping[str, Any], *, settings: SidecarSettings, always: bool = False) -> Injection:
-    """Put sidecar and runtime into a pod, or say why not. Never raises for what a pod says.
+    """Put sidecar and runtime into a pod, or return why not. Never raises for a pod's content.
 
-    Doing it twice is doing it once.
+    It is idempotent.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def inject(pod: Mapping[str, Any], *, settings: SidecarSettings, always: bool = 
         return _left(pod, NotInjected.NOT_A_POD, "metadata or spec is not that of a pod")
     asked = str(annotations.get(INJECT, "")).lower()
     if asked == "false" or (asked != "true" and not always):
-        return _left(pod, NotInjected.NOT_ASKED, f"the annotation {INJECT} does not say true")
+        return _left(pod, NotInjected.NOT_ASKED, f"the annotation {INJECT} is not true")
     present = {c.get("name") for c in [*(spec.get("initContainers") or []), *spec["containers"]]}
     if SIDECAR in present:
         return _left(pod, NotInjected.ALREADY_THERE, "the sidecar is there")
@@ -196,7 +196,7 @@ def _is_limited(spec: Mapping[str, Any]) -> bool:
 
 
 def _set(path: str, value: object) -> Mapping[str, Any]:
-    return {"op": "add", "path": path, "value": value}  # replaces what is there
+    return {"op": "add", "path": path, "value": value}  # replaces an existing value
 
 
 def _left(pod: Mapping[str, Any], reason: NotInjected, detail: str) -> Injection:

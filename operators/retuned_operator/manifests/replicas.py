@@ -25,7 +25,7 @@ _COUNTED = frozenset(
         "statefulset.kubernetes.io/pod-name",
     }
 )
-"""Labels by which a workload tells its own pods."""
+"""Labels by which a workload selects its own pods."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class ReplicaTemplate:
 
 
 def template_of(workload: Mapping[str, Any]) -> ReplicaTemplate | str:
-    """Return the template that replicas are made from, or why there is none, for people.
+    """Return the template for replicas, or the reason against one, as text.
 
     Parameters
     ----------

@@ -65,11 +65,11 @@ class Reported(Record):
     proven: _Count = 0
     """Of those, how many were measured by a live proof."""
     taken_back: _Count
-    """Of those, how many were taken back."""
+    """Of those, how many were rolled back."""
 
 
 class Report(Record):
-    """What the ConfigMap says."""
+    """Content of the ConfigMap."""
 
     version: Literal[1] = 1
     """Of this form."""
@@ -100,7 +100,7 @@ def report_map(namespace: str, accounts: Sequence[Account]) -> dict[str, Any]:
 
 
 def read_report(body: Mapping[str, Any], *, namespace: str) -> tuple[tuple[Account, ...], int]:
-    """Return what a ConfigMap says, and how many accounts it leaves out.
+    """Return the accounts of a ConfigMap, and how many accounts it leaves out.
 
     Raises
     ------

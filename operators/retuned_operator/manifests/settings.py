@@ -93,7 +93,7 @@ class Endpoint:
 
     @property
     def host(self) -> str | None:
-        """Host of the address; None where it is none."""
+        """Host of the address; None if the address is not valid."""
         parts = urlsplit(self.url)
         return parts.hostname if parts.scheme in ("http", "https") else None
 
@@ -291,7 +291,7 @@ def sidecar_settings(data: object, *, where: str) -> SidecarSettings:
     Parameters
     ----------
     data
-        A mapping such as ``{"image": ..., "agentUrl": ...}``; what is left out is as usual.
+        A mapping such as ``{"image": ..., "agentUrl": ...}``; others keep their defaults.
     where
         For messages.
 

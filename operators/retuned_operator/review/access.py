@@ -81,7 +81,7 @@ class AccessReview:
         try:
             answer = self._api.create(ACCESS_REVIEWS, {"metadata": {}, "spec": spec})
         except ApiError as error:
-            text = f"the cluster does not say what you may see: {error}"
+            text = f"the API server does not return your rights: {error}"
             raise TemporaryError(text, delay_s=_RETRY_S) from error
         status = answer.get("status")
         return isinstance(status, dict) and status.get("allowed") is True

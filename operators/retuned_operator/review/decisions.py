@@ -32,7 +32,7 @@ _MOST = 256
 
 
 class PendingDecisions:
-    """What was said here a moment ago.
+    """Decisions that this page has just written.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ class ClusterDeciding:
     clock
         Time.
     channel
-        How the words came.
+        Channel of the decisions.
     said
         Remembers accepted decisions, so that the page shows them immediately; None keeps none.
     """
@@ -161,7 +161,7 @@ class ClusterDeciding:
             try:
                 taken = desk.cluster.create(DECISIONS, body)
             except AlreadyExists:
-                return  # the very same was said before
+                return  # the same decision was written before
         if self._said is not None:
             self._said.keep(taken)
 

@@ -17,12 +17,12 @@ from retuned_operator.schema import TuningTarget
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReviewEvidence:
-    """Evidence, as far as it can be read and believed."""
+    """Evidence, as far as it can be read and verified."""
 
     document: EvidenceDocument | None
-    """What it says; None where it cannot be read."""
+    """Its document; None if it cannot be read."""
     doubt: Doubt | None
-    """Why it is not to be believed; None where it is."""
+    """Why it is not valid; None if it is."""
 
 
 class ReviewStore(Protocol):
@@ -49,11 +49,11 @@ class ReviewStore(Protocol):
         ...
 
     def window(self, key: str) -> Window | None:
-        """Return a drift report with its window and the one before; None where there is none."""
+        """Return a drift report with its window and the one before; None if it does not exist."""
         ...
 
     def busy_ratio(self, target: str) -> float | None:
-        """Return the share of time in which kernels ran; None where no profile says so."""
+        """Return the share of time in which kernels ran; None without a profile."""
         ...
 
     def accounts(self) -> Sequence[Account]:

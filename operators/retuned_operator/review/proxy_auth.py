@@ -22,7 +22,7 @@ SECRET_HEADER = "x-retuned-proxy-secret"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proxy:
-    """Which proxy is believed, and what it calls things."""
+    """The trusted proxy, and the names of its headers."""
 
     secret: bytes = b""
     """What it shares with us; empty asks for none."""
@@ -73,11 +73,11 @@ class ProxyAuthenticator:
         if not self._is_proxy(visit):
             raise refused(
                 "not-known",
-                "this page is reached through the proxy that logs people in, and by no other way",
+                "open this page through the proxy that logs people in",
             )
         user = self._proxy.user_prefix + visit.headers.get(self._proxy.user_header, "").strip()
         if user == self._proxy.user_prefix:
-            raise refused("not-known", "the proxy does not say who you are; log in again")
+            raise refused("not-known", "the proxy sends no user name; log in again")
         said = visit.headers.get(self._proxy.groups_header, "").split(",")[:_MAX_GROUPS]
         prefix = self._proxy.groups_prefix
         groups = {prefix + each.strip() for each in said if each.strip()} & self._groups

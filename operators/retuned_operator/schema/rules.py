@@ -51,11 +51,11 @@ def _all_but(model: type[ApiModel], *mutable: str) -> tuple[Rule, ...]:
 _ABORT_STAYS = (
     Rule(
         expression="!oldSelf.requested || self.requested",
-        message="an abort is not taken back",
+        message="an abort cannot be withdrawn",
     ),
 )
 _ABORT_IS_THERE = Rule(
-    expression="!has(oldSelf.abort) || has(self.abort)", message="an abort is not taken back"
+    expression="!has(oldSelf.abort) || has(self.abort)", message="an abort cannot be withdrawn"
 )
 _INTERVAL = (
     Rule(
@@ -70,7 +70,7 @@ RULES: Mapping[str, Mapping[str, tuple[Rule, ...]]] = {
         "spec.gpu": (
             Rule(
                 expression="self.vendor == oldSelf.vendor && self.model == oldSelf.model",
-                message="another accelerator is another target: what was proven does not carry",
+                message="another accelerator needs another target: its results do not apply here",
             ),
         ),
     },

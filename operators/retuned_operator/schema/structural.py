@@ -39,13 +39,13 @@ _LONGEST = {
     _pattern(Duration): 32,
     DNS: 253,
 }
-"""Longest text that a known pattern lets through, or that anybody would write."""
+"""Longest text that a known pattern allows, or that is useful."""
 _KEPT_NUMBER = ("minimum", "maximum", "multipleOf")
 _KEPT_TEXT = ("pattern", "minLength", "maxLength", "format", "enum")
 
 
 class NotStructural(TypeError):
-    """A model says something that no CRD can; it is to be written differently."""
+    """A model has a type that a CRD cannot express; change the model."""
 
 
 def structural(model: type[BaseModel]) -> Schema:
@@ -54,7 +54,7 @@ def structural(model: type[BaseModel]) -> Schema:
     Raises
     ------
     NotStructural
-        If the model says what Kubernetes cannot, such as a union of types, or refers to itself.
+        If a CRD cannot express the model, such as a union of types, or a recursive model.
 
     Examples
     --------

@@ -34,7 +34,7 @@ class ArtifactFolders:
         self._notary = notary
 
     def files(self, digest: Digest) -> Mapping[str, bytes] | None:
-        """Return the files of an artifact; None where there is none.
+        """Return the files of an artifact; None if it is not stored.
 
         Raises
         ------

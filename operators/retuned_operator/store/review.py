@@ -85,7 +85,7 @@ class StoredReviews:
         return tuple(_lines(page))
 
     def window(self, key: str) -> Window | None:
-        """Return a drift report with its window, told under the same id, and its pod's before."""
+        """Return a drift report with its window of the same id, and the pod's window before."""
         stored = self._store.get(DRIFT, key)
         line = next(_lines((stored,) if stored is not None else ()), None)
         if line is None:
@@ -100,7 +100,7 @@ class StoredReviews:
         )
 
     def busy_ratio(self, target: str) -> float | None:
-        """Return the share of time in which kernels ran; None where no profile says so."""
+        """Return the share of time in which kernels ran; None without a profile."""
         found = []
         for stored in self._store.list(PROFILE, prefix=f"{target}/", limit=_LOOKED_AT):
             profile = _profile(stored)

@@ -76,7 +76,7 @@ def answer(review: Mapping[str, Any], *, settings: SidecarSettings) -> Admission
     request = review["request"]
     pod = request.get("object")
     if not _is_new_pod(request) or not isinstance(pod, Mapping):
-        return _answered(request, NotInjected.NOT_A_POD, detail="only new pods are looked at")
+        return _answered(request, NotInjected.NOT_A_POD, detail="only new pods are injected")
     result = inject(pod, settings=settings)
     if result.reason is not None:
         return _answered(request, result.reason, detail=result.detail)
