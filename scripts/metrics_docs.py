@@ -17,16 +17,16 @@ Made by `scripts/metrics_docs.py` from `retuned.telemetry`; change it there.
 Each program serves `/metrics` in Prometheus' text format: `retuned run` and `retuned sidecar` on
 `metrics_address` and `metrics_port` ([configuration.md](configuration.md)), `retuned-operator` on
 its port of health and metrics ([chart-values.md](chart-values.md)). The runtime inside a server
-opens no port: the daemon or sidecar beside it serves its counts. Names end in base units; counters
+opens no port; the program beside the server exports its counts. Names end in base units; counters
 end in `_total` and begin at 0 with the process.
 
-The number of series is bounded. A label has a closed set of values, which the table lists, or is
-the name of an object: then the number of values is limited, and later values count as `{OTHER}`.
-A metric that is a *table* has a series for each object while the object exists: the series of a
-proposal ends with its decision. Programs drop values under a name or label that is not on this
-page, and count them in `retuned_metrics_refused_total`.
+The number of series is bounded. A label has a closed set of values, which the table names, or is a
+name: then only the stated number of names have their own series, and further ones count as
+`{OTHER}`. A metric of the kind *table* has one series for each object while the object exists: a
+proposal that was decided has none any more. A count under a name or label that is not on this page
+is dropped, and counted in `retuned_metrics_refused_total`.
 
-Of the operator's replicas only the leader shows tables.
+Of the operator's replicas only the leader exports tables.
 """
 _STAGES = {
     Stage.TRACE: "Traces",
