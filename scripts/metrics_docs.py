@@ -32,15 +32,15 @@ _STAGES = {
     Stage.TRACE: "Traces",
     Stage.PROFILE: "Windows of the workload",
     Stage.DRIFT: "Drift",
-    Stage.HYPOTHESIS: "Beliefs",
+    Stage.HYPOTHESIS: "Hypotheses",
     Stage.EXPERIMENT: "Experiments",
     Stage.VERDICT: "Verdicts",
     Stage.PROPOSAL: "Proposals",
     Stage.GATE: "Gates and people",
-    Stage.SWAP: "Swaps and ways back",
-    Stage.WATCH: "What is watched of a swap",
+    Stage.SWAP: "Swaps and rollbacks",
+    Stage.WATCH: "Watch of a swap",
     Stage.GPU: "Devices",
-    Stage.OVERHEAD: "What Retuned itself costs",
+    Stage.OVERHEAD: "Overhead of Retuned",
     Stage.OPERATOR: "The operator",
 }
 _UNITS = {
@@ -75,7 +75,7 @@ def _row(metric: Metric) -> str:
 def _label(label: Label) -> str:
     text = f"`{label.name}`"
     if label.values is not None:
-        others = f", {OTHER}" if label.strangers else ""
+        others = f", {OTHER}" if label.allows_other else ""
         text += f": {', '.join(sorted(label.values))}{others}"
     else:
         text += f" (at most {label.most})"

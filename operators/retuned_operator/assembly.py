@@ -77,7 +77,7 @@ class Operator:
     clock
         Time.
     on_lost
-        Called when the lease is lost; by default the process ends at once.
+        Called when the lease is lost; by default the process ends immediately.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Operator:
         whose = {"k8s.pod.name": settings.pod_name, "k8s.namespace.name": settings.pod_namespace}
         self._spans = open_spans("retuned-operator", url=settings.traces_url, **whose)
         if settings.webhook_port is not None:
-            settings.sidecar_settings()  # one that nobody could put into a pod is found at once
+            settings.sidecar_settings()  # invalid ones are reported at the start
         self._stores = stores_of(self.manager, settings)
         self.caches = StoreCaches(self._stores, current=self.manager.is_current)
         self._state = open_state(
@@ -193,7 +193,7 @@ class Operator:
         )
 
     def _review(self, settings: Settings) -> ASGIApp | None:
-        """Return the review page; None where nobody wants one."""
+        """Return the review page; None if no port is set."""
         if settings.review_port is None:
             return None
         state = self._state
@@ -277,7 +277,7 @@ class Operator:
                 try:
                     self._sweep()
                 except RetunedError as error:  # such as a disk that does not answer
-                    log.warning("what is over stays for now: %s", error)
+                    log.warning("old records cannot be removed now: %s", error)
                 sweep_at = self._clock.monotonic_s() + _SWEEP.total_seconds()
             if self._clock.monotonic_s() >= show_at and self.manager.is_acting():
                 self._shown.show()
@@ -336,7 +336,7 @@ class Operator:
 
 
 def _gone() -> None:
-    """End at once: whatever threads are about to write is not theirs to write any more."""
+    """End immediately: the threads have no right to write any more."""
     os._exit(EXIT_LOST)
 
 

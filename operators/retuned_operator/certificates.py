@@ -39,7 +39,7 @@ class CertificateManager:
     settings
         Where things are.
     api
-        The API server; guarded by the lease, so that only who leads writes.
+        The API server; guarded by the lease, so that only the leader writes.
     namespaces
         Those with servers: their sidecars must know the authority.
     """
@@ -58,7 +58,7 @@ class CertificateManager:
         self._webhook: WebhookServer | None = None
 
     def step(self, *, now: datetime, leading: bool) -> None:
-        """Do what is due.
+        """Renew, publish and serve the certificates that are due.
 
         Raises
         ------
@@ -157,7 +157,7 @@ class CertificateManager:
             app = application(self._settings.sidecar_settings())
             server = WebhookServer(app, host=self._settings.address, port=port)
             server.serve_with(pair)
-            server.start()  # one that cannot is made anew at the next look
+            server.start()  # if it fails, the next pass makes a new one
             self._webhook = server
             log.info("the webhook listens on port %d", server.port)
         else:

@@ -1,9 +1,9 @@
-"""Windows of pods are forgotten after a while: they are the most of what a store holds.
+"""Delete old windows of pods: they are the largest part of a store.
 
-A hundred pods tell some thirty thousand of them a day. Beliefs are made from the newest of a
-target, and what was saved is counted as they come.
+A hundred pods report some thirty thousand of them a day. Hypotheses are made from the newest of a
+target, and savings are counted when a window arrives.
 
-What is over: its costs and savings are told, and what it left is forgotten.
+For what has ended: report costs and savings, then delete what it left.
 """
 
 from __future__ import annotations
@@ -63,19 +63,19 @@ def sweep(
     reports: Reports,
     now: datetime,
 ) -> None:
-    """Tell what was spent and saved; forget what pods and experiments left that are gone.
+    """Report what was spent and saved; delete what pods and experiments left that are gone.
 
     Parameters
     ----------
     writer
-        The API server, as who leads.
+        The API server, as the leader.
     now
         By the operator's clock.
 
     Raises
     ------
     RetunedError
-        If what is over stays for now, such as on a disk that does not answer.
+        If it cannot be deleted now, such as on a disk that does not answer.
     """
     try:
         state.accounts.keep_up()  # before results go

@@ -20,16 +20,16 @@ _RETRY_S = 10.0
 
 
 class HealthServer:
-    """Answers probes on a thread of its own.
+    """Answers probes on a separate thread.
 
     Parameters
     ----------
     registry
         What ``/metrics`` shows.
     live
-        By name: what must hold, or the pod is started anew.
+        By name: checks that must hold, or the kubelet restarts the container.
     ready
-        By name: what must hold before the pod is asked anything.
+        By name: checks that must hold before the pod gets requests.
     """
 
     def __init__(

@@ -21,11 +21,11 @@ MONEY = "model-money"
 """Kind of the records of what was set aside, by try: noted."""
 _DAY = timedelta(days=1)
 _MOST = 4096
-"""Newest records that are looked at."""
+"""Newest records that are read."""
 
 
 class LlmQuota:
-    """Says how a model is asked.
+    """Decides the endpoint and the budget for requests to a model.
 
     Parameters
     ----------

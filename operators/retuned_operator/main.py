@@ -1,4 +1,4 @@
-"""The program: settings in, an operator until somebody ends it, and an exit code."""
+"""The program: read the settings, run the operator until a signal ends it, exit with a code."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _config(words: Sequence[str]) -> Path | None:
 
 def _until_told(stop: threading.Event) -> None:
     def told(number: int, _: FrameType | None) -> None:
-        log.info("told to end by signal %d", number)
+        log.info("ending after signal %d", number)
         stop.set()
 
     for each in (signal.SIGTERM, signal.SIGINT):

@@ -1,6 +1,6 @@
-"""What stands in the cluster now, as numbers: read from the caches, shown, and nothing decided.
+"""Metrics of the current state of the cluster, read from the caches. Nothing is decided here.
 
-Only who leads shows it: two that show the same would be counted twice.
+Only the leader serves them: with two replicas each series would count twice.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _BACK = frozenset({"RollingBack", _STUCK, "RolledBack"})
 
 
 class ClusterMetrics:
-    """Shows what stands, again and again.
+    """Updates the metrics at each pass.
 
     Parameters
     ----------
@@ -214,7 +214,7 @@ def _paused(proposals: Sequence[Obj]) -> list[Row]:
 
 
 def _rolled_back(proposals: Sequence[Obj], now: datetime) -> list[Row]:
-    """Return what began to go back not long ago, and why."""
+    """Return rollbacks that started recently, with their reasons."""
     rows: list[Row] = []
     for body in proposals:
         if _phase_word(body) not in _BACK:
@@ -227,7 +227,7 @@ def _rolled_back(proposals: Sequence[Obj], now: datetime) -> list[Row]:
 
 
 def _late(body: Obj) -> list[str]:
-    """Return the pods that were told and are not back."""
+    """Return the pods with an order that they have not executed."""
     told = (body["status"].get("rollout") or {}).get("pods", ())
     return [str(each["name"]) for each in told if not each.get("done", False)]
 
@@ -256,7 +256,7 @@ def _phase(body: Obj) -> str:
 
 
 def _condition(body: Obj, type: str) -> bool | None:
-    """Return whether a condition holds; None where nobody has said so or otherwise."""
+    """Return whether a condition holds; None if it is absent or unknown."""
     for each in body.get("status", {}).get("conditions", ()):
         if each.get("type") == type and each.get("status") in ("True", "False"):
             return bool(each["status"] == "True")

@@ -85,7 +85,7 @@ class ClusterWords:
         who = Person(user=actor.user, groups=actor.groups)
         body = self._caches.get(PROPOSALS, pressed.proposal)
         if body is None:
-            raise Refused("there is no such proposal any more")
+            raise Refused("the proposal does not exist any more")
         found = read(SwapProposal, body)
         gate = found.status.gate
         self._deciding.decide(

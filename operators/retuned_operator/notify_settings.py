@@ -35,7 +35,7 @@ class ChannelSettings(BaseModel):
     slack_channel: str = Field(default="", max_length=100)
     """Channel that the bot posts to."""
     slack_signing_secret: str = ""
-    """File with what Slack signs with; empty lets nobody answer there."""
+    """File with the signing secret of Slack; empty refuses decisions from Slack."""
     slack_team: str = Field(default="", max_length=32)
     """Workspace."""
     slack_people: dict[Annotated[str, Field(pattern=r"^[A-Z0-9]{1,32}$")], SlackActor] = Field(
@@ -49,9 +49,9 @@ class ChannelSettings(BaseModel):
     alertmanager_webhook_token: str = ""
     """File with the bearer token that Alertmanager's webhook sends; empty hears none."""
     alertmanager_pause_seconds: float = Field(default=6 * 3600.0, ge=600.0, le=7 * 86_400.0)
-    """How long an alert stops tuning unless it is said again, seconds."""
+    """How long an alert stops tuning unless Alertmanager sends it again, seconds."""
     webhook_url: str = ""
-    """Address of one's own that everything is posted to."""
+    """Address that all notifications are posted to."""
     webhook_secret: str = ""
     """File with what those posts are signed with."""
     review_url: str = Field(default="", max_length=1024)
@@ -64,7 +64,7 @@ class ChannelSettings(BaseModel):
 
     @property
     def channels_listen(self) -> str:
-        """Whether anybody is heard: the port is the operator's."""
+        """Whether the operator accepts requests of channels; its own settings have the port."""
         heard = self.slack_signing_secret or self.alertmanager_webhook_token
         return "here" if heard else ""
 

@@ -32,7 +32,7 @@ class CachedFleet:
     caches
         The cluster.
     artifact
-        Files of an artifact by digest; None where there is none.
+        Files of an artifact by digest; None if it is not stored.
     key
         Public key that artifacts are signed with, hex.
     gpu_resources
@@ -74,7 +74,7 @@ class CachedFleet:
         )
 
     def _surely_none(self, pod: Mapping[str, object]) -> bool:
-        """Whether no target selects a pod: it goes back to its own code where that is said."""
+        """Whether it is certain that no target selects a pod; its swaps are then rolled back."""
         if not self._caches.knows(TARGETS):
             return False
         _, faults = objects.all_of(TuningTarget, _candidates(self._caches, pod))

@@ -1,8 +1,8 @@
 """One Prometheus, asked little: instant queries, bounded in number, time and size of the answer.
 
-No answer is "not known", and whatever cannot be asked now has no answer.
+A missing answer means "not known", also for a query that cannot be sent now.
 
-What Prometheus says of the service. No answer is "not known", never "all is well".
+Signals of the service from Prometheus. A missing answer never means that all is well.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class QueryResult:
 
     @property
     def value(self) -> float | None:
-        """The one value; None where there is none, or are several: which one would be meant?"""
+        """The one value; None without a value, or with several, which are ambiguous."""
         return self.values[0] if len(self.values) == 1 else None
 
 
@@ -78,14 +78,14 @@ class Prometheus:
         self._silent_until_s = -math.inf
 
     def ask(self, query: str, *, at: datetime | None = None) -> QueryResult | None:
-        """Return what a query says; None where nobody knows.
+        """Return the result of a query; None without an answer.
 
         Parameters
         ----------
         query
             PromQL.
         at
-            Moment that it is asked about; None is now.
+            Moment to evaluate the query at; None is now.
         """
         if not self._may_ask():
             return None
@@ -101,7 +101,7 @@ class Prometheus:
             return None
 
     def _may_ask(self) -> bool:
-        """Count a query; False where it would be one too many, or nobody would answer."""
+        """Count a query; False if it exceeds the limit, or during the pause after a failure."""
         with self._lock:
             now_s = self._clock.monotonic_s()
             while self._asked_s and self._asked_s[0] <= now_s - _MINUTE_S:
@@ -115,7 +115,7 @@ class Prometheus:
             return True
 
     def _body(self, form: Mapping[str, str]) -> dict[str, Any]:
-        """Return the answer's JSON; one that is too long, or takes too long, is no answer."""
+        """Return the answer's JSON; an answer that is too long or too slow is an error."""
         found, until_s = bytearray(), self._clock.monotonic_s() + 2 * TIMEOUT_S
         with self._client.stream(
             "POST", "/api/v1/query", data=dict(form), timeout=TIMEOUT_S
@@ -129,7 +129,7 @@ class Prometheus:
                     raise httpx.ReadTimeout("the answer comes too slowly")
         body = from_json(bytes(found))
         if not isinstance(body, dict):
-            raise TypeError("the answer is no JSON object")
+            raise TypeError("the answer is not a JSON object")
         return body
 
 
@@ -139,7 +139,7 @@ def _answer(body: Mapping[str, Any]) -> QueryResult:
     Raises
     ------
     ValueError, KeyError, TypeError
-        If it is none.
+        If it is not a valid answer.
     """
     if body["status"] != "success":
         raise ValueError(f"{body.get('errorType')}: {body.get('error')}")
@@ -171,10 +171,10 @@ class PrometheusSignals:
     Parameters
     ----------
     prometheus
-        Who is asked; None asks nobody.
+        Where queries go; None sends no query.
     slo_alerts
-        PromQL that returns something while the service level is in danger; empty asks nobody, and
-        then nothing is in danger for all that anybody can know.
+        PromQL that returns something while the service level is in danger; empty sends no query,
+        and the service level then counts as safe.
     clock
         Time.
     """
@@ -189,7 +189,7 @@ class PrometheusSignals:
         self._before: OrderedDict[tuple[str, datetime], float] = OrderedDict()
 
     def slo_firing(self, target: TuningTarget) -> bool | None:
-        """Whether an alert on the service level fires; None while nobody knows."""
+        """Whether an alert on the service level fires; None while Prometheus does not answer."""
         del target  # the query is one for the cluster
         if self._prometheus is None or not self._slo_alerts:
             return False
@@ -203,14 +203,14 @@ class PrometheusSignals:
     def compare(
         self, metrics: Sequence[Metric], *, about: EventSubject, since: datetime
     ) -> Mapping[str, Compared]:
-        """Return each metric now and when the first pod was told; see `Signals.compare`."""
+        """Return each metric now and at the first pod's order; see `Signals.compare`."""
         prometheus = self._prometheus
         if prometheus is None:
             return {}
         found = {}
         for metric in metrics:
             query = filled(metric.query, about)
-            # how it was before the swap is asked of the same pods, which ran the original then
+            # query the same pods at the time before the swap, when they ran the original
             before = self._baseline(prometheus, query, since)
             now = prometheus.ask(query) if before is not None else None
             found[metric.name] = Compared(
@@ -221,7 +221,7 @@ class PrometheusSignals:
         return found
 
     def _baseline(self, prometheus: Prometheus, query: str, since: datetime) -> float | None:
-        """Return what a query said then; what is past does not change, so it is asked once."""
+        """Return the result at that time; the past does not change, so one query is enough."""
         key = (query, since)
         with self._lock:
             if key in self._before:

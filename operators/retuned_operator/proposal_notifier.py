@@ -26,7 +26,7 @@ from retuned_operator.schema import SwapProposal, read
 log = logging.getLogger(__name__)
 
 _PAGES = (f"{sentinels.CAUSE}-", f"{attributions.CAUSE}-")
-"""Beginnings of the reasons of a rollback of which somebody is paged: the swap had been kept."""
+"""Prefixes of rollback reasons for which a person is paged: the swap had been promoted."""
 _LONGEST_KEY = 200
 """Of ``namespace/name``; the operator's own names are shorter by far."""
 _NEWS_FOR = timedelta(days=1)
@@ -209,7 +209,7 @@ def _step(found: SwapProposal, phase: ProposalPhase) -> Step | None:
 
 
 def _by(found: SwapProposal) -> str:
-    """Return who said the word that counted; empty where time or policy did."""
+    """Return the author of the decision that counted; empty if time or policy decided."""
     history, gate = found.status.history, found.status.gate
     last = next(
         (each for each in reversed(history) if each.from_ is ProposalPhase.AWAITING_APPROVAL), None

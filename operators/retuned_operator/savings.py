@@ -1,9 +1,9 @@
-"""What experiments cost and swaps saved in a cluster, added up as windows and results come.
+"""Costs of experiments and savings of swaps in a cluster, added up as windows and results arrive.
 
-A window counts for a swap where its pod says that it has had the swap since before the window
-began; a pod counts with all its accelerators. What was taken back, and what a live proof has shown,
-is noted for good, because objects may be deleted later. A proof counts for the windows of servers
-in the environment of its pod; other windows remain a claim of the experiment.
+A window counts for a swap if its pod reports that it had the swap since before the start of the
+window; a pod counts with all its accelerators. Rollbacks and results of live proofs are stored
+permanently, because objects may be deleted later. A proof counts for the windows of servers in the
+environment of its pod; other windows remain a claim of the experiment.
 
 What was spent and saved, written where people with a kubeconfig find it.
 """
@@ -78,7 +78,7 @@ class ClusterAccounts:
         self._savings = Savings(store)
 
     def heard(self, pod: PodRecord, said: ProfileReport) -> None:
-        """Add a window that a pod has told for the first time."""
+        """Add a window that a pod reports for the first time."""
         profile = said.profile
         # slots count in all processes, so that a counted window has every rank's time already
         traced = 0 if profile.counted else said.gpus_traced
@@ -104,7 +104,7 @@ class ClusterAccounts:
                 )
 
     def keep_up(self) -> None:
-        """Note what went back, and what ended experiments took."""
+        """Record rollbacks, and the device time of ended experiments."""
         for phase in _WENT_BACK:
             for body in self._caches.by(PROPOSALS, BY_PHASE, phase.value) or ():
                 uid = str(body.get("metadata", {}).get("uid", ""))
@@ -114,8 +114,10 @@ class ClusterAccounts:
         for experiment in islice(self._ended(known), _MOST):
             try:
                 self._spend(experiment)
-            except RetunedError as error:  # says nothing of the others; tried again
-                log.warning("what %s took is not known now: %s", experiment.metadata.name, error)
+            except RetunedError as error:  # the others may still work; tried again
+                log.warning(
+                    "the device time of %s is not known now: %s", experiment.metadata.name, error
+                )
 
     def accounts(self) -> tuple[Account, ...]:
         """Return what was spent and saved, newest month first."""
@@ -151,7 +153,7 @@ class ClusterAccounts:
             try:
                 found = read(SwapProposal, body)
             except UnreadableInput:
-                continue  # nobody understands it, so nothing of it counts
+                continue  # it cannot be read, so it does not count
             rollout = found.status.rollout
             if found.status.phase not in _WHOLE or rollout is None:
                 continue
@@ -251,14 +253,14 @@ class Objects(Protocol):
 def write_reports(
     api: Objects, accounts: Sequence[Account], *, namespaces: Iterable[str]
 ) -> tuple[str, ...]:
-    """Tell namespaces what was spent and saved there; what says so already is not written again.
+    """Write costs and savings into each namespace; an equal report is not written again.
 
-    Returns the namespaces that could not be told: the others are not kept waiting for them.
+    Returns the namespaces where the write failed: they do not delay the others.
 
     Parameters
     ----------
     api
-        The API server, as who leads.
+        The API server, as the leader.
     accounts
         Newest month first.
     namespaces

@@ -1,6 +1,6 @@
-"""What listens while this operator leads: the agent API, the review page, and for the channels.
+"""Servers of the leading operator: the agent API, the review page, and the channels' port.
 
-What sidecars say is kept in memory, and the review page reads the store: only who leads has them.
+Reports of sidecars are in memory, and the review page reads the store: only the leader has them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LeaderServers:
     hub
         Those that wait for orders.
     pages
-        The review page; None where nobody wants one.
+        The review page; None serves none.
     channels
         How people hear of proposals; they begin here as well.
     clock
@@ -104,7 +104,7 @@ class LeaderServers:
                 self._ear = self._server(app, certificate, key, port=port)
                 log.info("channels are heard on port %d", self._ear.port)
         except RetunedError as error:
-            log.error("nobody is told of proposals, and nobody heard: %s", error)
+            log.error("no notices are sent and no answers are read: %s", error)
             self._channels.stop()
             self._ear, self._channels_at_s = None, now_s + _CHANNELS_RETRY_S
 

@@ -1,7 +1,7 @@
-"""What an administrator chooses: the chart's file, and what differs from pod to pod.
+"""Settings of an administrator: the chart's file, and the variables of a pod.
 
-Strength: defaults < the file that ``RETUNED_OPERATOR_CONFIG`` names < the environment. What is not
-known is refused, wherever it stands.
+Precedence: defaults < the file that ``RETUNED_OPERATOR_CONFIG`` names < the environment. An unknown
+name is refused in all of them.
 
 Parts of the chart's file: names in them that may be a person's, and reading one part.
 """
@@ -82,7 +82,7 @@ D = TypeVar("D", JobSettings, SidecarSettings)
 _READERS: Mapping[type, TypeAdapter[Any]] = {
     each: TypeAdapter(each) for each in (JobSettings, SidecarSettings)
 }
-"""Made once: it takes 15 ms, and looks at experiments ask for these settings."""
+"""Made once: it takes 15 ms, and each reconcile of an experiment needs these settings."""
 
 
 def _named(camel: str) -> Any:  # noqa: ANN401 - pydantic's own type
@@ -103,9 +103,9 @@ class Settings(BaseSettings):
     environment: str = ""
     """Value of the label ``env`` of targets that have none."""
     prometheus_url: str = Field(default="", validation_alias=_named("prometheusUrl"))
-    """Where metrics of rollouts and alerts are asked for; empty asks nobody."""
+    """Address of Prometheus, for metrics of rollouts and alerts; empty queries none."""
     slo_alerts: str = Field(default="", validation_alias=_named("sloAlerts"))
-    """PromQL that returns something while the service level is in danger; empty asks nobody."""
+    """PromQL that returns something while the service level is in danger; empty queries none."""
     allow_service_accounts: bool = Field(
         default=False, validation_alias=_named("allowServiceAccounts")
     )
@@ -114,15 +114,15 @@ class Settings(BaseSettings):
     """Whether canary replicas may be made where a policy asks for them; it needs rights on pods."""
     traces_url: str = Field(default="", validation_alias=_named("tracesUrl"))
     """Where spans are posted, OTLP over HTTP, such as ``http://collector:4318/v1/traces``; empty
-    sends none, unless OpenTelemetry's own variables name somebody."""
+    sends none, unless OpenTelemetry's own variables name a collector."""
     jobs: dict[str, Any] = Field(default_factory=dict)
     """How pods of experiments look, see `JobSettings`."""
     sidecar: dict[str, Any] = Field(default_factory=dict)
     """How the sidecar looks, see `SidecarSettings`."""
     review: dict[str, Any] = Field(default_factory=dict)
-    """How the review page is reached and whom it believes, see `ReviewSettings`."""
+    """Address of the review page and the proxy that it trusts, see `ReviewSettings`."""
     channels: dict[str, Any] = Field(default_factory=dict)
-    """How people hear of proposals, and may answer, see `ChannelSettings`."""
+    """Channels for notices and answers of people, see `ChannelSettings`."""
     state_dir: Path = Path("/var/lib/retuned")
     """Store, keys and certificates."""
     tls_dir: Path | None = None
@@ -144,7 +144,7 @@ class Settings(BaseSettings):
     channels_port: _Port | None = None
     """Port on which channels are heard; None hears none."""
     pod_name: str = "retuned-operator"
-    """Name of this pod; whoever leads is known by it."""
+    """Name of this pod; the lease names the leader by it."""
     pod_namespace: str = "retuned"
     """Namespace of this pod, with lease and certificate."""
     definitions_dir: Path | None = None
@@ -215,7 +215,7 @@ def load_settings(config: Path | None = None) -> Settings:
 
 
 def _check_names() -> None:
-    """Refuse variables that nobody reads: a misspelt one would be ignored in silence."""
+    """Refuse unknown variables: a misspelt one would otherwise be ignored without a message."""
     known = {CONFIG, *(PREFIX + name.upper() for name in Settings.model_fields)}
     unknown = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
     if unknown:

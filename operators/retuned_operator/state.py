@@ -38,9 +38,9 @@ class State:
     accounts: ClusterAccounts
     """What was spent and saved."""
     ledger: StoreLedger
-    """Results, evidence and beliefs, as controllers and the agent API see them."""
+    """Results, evidence and hypotheses, for controllers and the agent API."""
     learnt: DefinitionLoad
-    """What came of the administrator's definitions."""
+    """Result of loading the administrator's definitions."""
 
 
 def open_state(
@@ -68,9 +68,9 @@ def open_state(
     """
     store = SqliteStore(settings.state_dir / "state", clock=clock, carried=spans.carried)
     notary = Ed25519Notary(settings.state_dir / "keys")
-    notary.current()  # a key that cannot be used is found before anything else is begun
+    notary.current()  # an unusable key is an error before any other work
     results = ResultFolder(settings.state_dir / "results")
-    learnt = learn(settings.definitions_dir)  # before pods tell of kernels that take a name
+    learnt = learn(settings.definitions_dir)  # before pods report kernels that use a name
     live, tunables = LiveKernels(store), PodTunables()
     kernels = CatalogKernels(live, tunables=tunables)
     accounts = ClusterAccounts(store, caches, kernels=kernels, results=results)

@@ -243,7 +243,7 @@ def test_an_image_is_named_by_digest_before_tag_and_below_the_registry(helm: Hel
             {"scope": {"namespaces": ["a"]}, "experiments": {"namespace": "a"}},
             "experiments.namespace",
         ),
-        ({"policies": [{"name": "p", "shipped": "nosuch"}]}, "there is no nosuch"),
+        ({"policies": [{"name": "p", "shipped": "nosuch"}]}, "policies/ has no nosuch"),
         ({"policies": [{"name": "p", "shipped": "observe-only"}] * 2}, "is there twice"),
         ({"monitoring": {"prometheusRule": {"reviewUrl": "example.org"}}}, "reviewUrl"),
         ({"operator": {"serviceAccount": {"create": False}}}, "operator.serviceAccount.name"),

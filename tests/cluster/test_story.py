@@ -267,7 +267,7 @@ def test_who_asked_for_the_swap_may_not_approve_it(fleet: Fleet) -> None:
     asker = str(fleet.proposal()["spec"]["requestedBy"])
     with pytest.raises(subprocess.CalledProcessError) as refused:
         fleet.approve(asker, "gpu-platform")
-    assert "whoever asked for a swap does not approve it" in refused.value.stderr
+    assert "the user who asked for a swap cannot approve it" in refused.value.stderr
     assert fleet.all("swapdecisions") == []
 
 

@@ -617,7 +617,7 @@ def test_another_pod_template_begins_the_proof_anew() -> None:
 
 def test_a_template_that_keeps_changing_ends_it_by_name() -> None:
     w, name = proving()
-    for number in range(canary.MOST_ANEW + 1):
+    for number in range(canary.MOST_RESTARTS + 1):
         assert w.phase(name) is P.PROVING
         w.templates = ("sha256:" + f"{number + 1:064x}",)
         w.reconcile(name)

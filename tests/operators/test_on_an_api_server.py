@@ -173,7 +173,7 @@ def test_who_may_approve_does_and_nobody_in_anothers_name(server: ApiServer) -> 
         (
             "ada",
             decision(server, "wanted", "ada", proposalRef={"name": "wanted", "uid": "old"}),
-            "another one by now",
+            "has been replaced",
         ),
         ("ada", decision(server, "wanted", "ada", policyDigest=None), "names the generation"),
     )

@@ -120,7 +120,7 @@ def test_a_yes_in_slack_is_the_mapped_persons_and_the_audit_log_has_both_names(
         (
             "swp-verb",
             "U0LEAD",
-            "the cluster's policy says no: approving needs the verb approve on this SwapProposal; "
+            "the cluster's policy refuses: approving needs the verb approve on this SwapProposal; "
             "the ClusterRole retuned-approver gives it",
         ),
     ],
@@ -150,4 +150,4 @@ def test_an_alert_stops_tuning_in_the_operators_own_name_and_its_end_lets_it_go(
 def test_the_operator_stops_nothing_in_a_persons_name(there: There) -> None:
     theirs = {"metadata": {"name": "not-mine"}, "spec": {"user": "ada", "reason": "release"}}
     error = refusal(lambda: there.place.page.create(FREEZES, theirs))
-    assert "nobody freezes in another's name" in str(error)
+    assert "freezes in another's name" in str(error)

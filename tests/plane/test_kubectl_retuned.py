@@ -184,7 +184,7 @@ def test_whoever_asked_for_a_swap_cannot_approve_it(api: Api, ada: Person) -> No
     name = proposal(api, "swp-own", requestedBy="ada")
     done = ada.run("approve", name, *YES)
     assert done.returncode == 1
-    assert "whoever asked for a swap does not approve it" in done.stderr
+    assert "the user who asked for a swap cannot approve it" in done.stderr
     assert "you requested this swap yourself" in done.stderr
     assert said(api, name) == []
     assert ada.run("reject", name, "-m", "not good enough").returncode == 0

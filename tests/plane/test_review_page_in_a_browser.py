@@ -91,7 +91,7 @@ def test_who_asked_for_a_swap_is_told_before_and_refused_by_the_cluster(there: T
     assert shown(page, "you requested this swap yourself")
     approve(page, why="mine")
     page.get_by_role("heading", name="Nothing was decided").wait_for()
-    assert shown(page, "whoever asked for a swap does not approve it")
+    assert shown(page, "the user who asked for a swap cannot approve it")
     page.get_by_role("link", name="Look at the proposal as it is now").click()
     page.wait_for_url(re.compile(path))
     assert there.words("swp-own") == []
@@ -134,7 +134,7 @@ def test_whom_no_proxy_names_sees_nothing(there: There) -> None:
     finally:
         there.pages.headers = named
     page.goto("/")
-    assert shown(page, "reached through the proxy")
+    assert shown(page, "through the proxy")
 
 
 PATHS = ("/", "/in-force", "/past", "/swaps", "/drift", "/savings", "/proposals/none/none")

@@ -56,7 +56,7 @@ def test_who_may_only_look_and_who_asked_are_refused_by_the_cluster_itself(
     key = place.proposal("swp-no", requestedBy="ada")
     with pytest.raises(Refused, match="may not create swapdecisions"):
         deciding.decide(EVE, key, Act.APPROVE, seen=seen, comment="let me")
-    with pytest.raises(Refused, match="whoever asked for a swap does not approve it"):
+    with pytest.raises(Refused, match="the user who asked for a swap cannot approve it"):
         deciding.decide(ADA, key, Act.APPROVE, seen=seen, comment="mine")
     assert place.said("swp-no") == []
 

@@ -115,8 +115,8 @@ def test_what_is_said_every_few_seconds_is_logged_once_a_minute_with_how_often()
         repeating.now_s += 5.0
     assert repeating.passed() == [
         "nobody listens at 100 % of sockets",
-        "nobody listens at 100 % of sockets (said 11 more times)",
-        "nobody listens at 100 % of sockets (said 11 more times)",
+        "nobody listens at 100 % of sockets (repeated 11 times)",
+        "nobody listens at 100 % of sockets (repeated 11 times)",
     ]
 
 

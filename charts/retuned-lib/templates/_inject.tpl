@@ -12,7 +12,7 @@ A pod template with sidecar and runtime in it: the same pod that the webhook mak
 {{- $pod := deepCopy .pod }}
 {{- $metadata := $pod.metadata | default dict }}
 {{- $annotations := $metadata.annotations | default dict }}
-{{- /* not by merge, which takes a 0 that somebody wrote for nothing */ -}}
+{{- /* not by merge, which treats an explicit 0 as unset */ -}}
 {{- $settings := include "retuned-lib.defaults" . | fromYaml }}
 {{- range $name, $value := .settings }}
 {{- if not (or (kindIs "invalid" $value) (eq (toString $value) "")) }}{{ $_ := set $settings $name $value }}{{ end }}
@@ -48,7 +48,7 @@ A pod template with sidecar and runtime in it: the same pod that the webhook mak
 {{- toYaml $pod }}
 {{- end }}
 
-{{/* Nothing, or an error for a pod in which a name of ours is somebody else's. */}}
+{{/* Nothing, or an error for a pod that uses a name of ours for another part. */}}
 {{- define "retuned-lib.refuse" -}}
 {{- $ours := list }}
 {{- range .parts.volumes }}{{ $ours = append $ours .name }}{{ end }}

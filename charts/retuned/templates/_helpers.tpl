@@ -113,7 +113,7 @@ app.kubernetes.io/component: operator
 {{- toYaml (.Files.Get "files/manifests/security.yaml" | fromYaml).container }}
 {{- end }}
 
-{{/* Whether experiments have a namespace of their own. */}}
+{{/* Whether experiments have a separate namespace. */}}
 {{- define "retuned.apart" -}}
 {{- if ne .Values.experiments.namespace .Release.Namespace }}true{{ end }}
 {{- end }}

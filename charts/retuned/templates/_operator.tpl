@@ -119,7 +119,7 @@
 {{- toYaml (merge (dict "jobs" $tuning "sidecar" $sidecar "review" $review "channels" $channels) $body) }}
 {{- end }}
 
-{{/* Whether Slack or Alertmanager is heard; empty where nobody is. */}}
+{{/* Whether the operator accepts requests from Slack or Alertmanager; empty if not. */}}
 {{- define "retuned.hears" -}}
 {{- if or .Values.channels.slack.signingSecretKey .Values.channels.alertmanager.webhookTokenKey }}yes{{ end -}}
 {{- end }}

@@ -37,7 +37,7 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- if not $text }}
 {{- $names := list }}
 {{- range $path, $_ := $.root.Files.Glob "files/policies/*.yaml" }}{{ $names = append $names (base $path | trimSuffix ".yaml") }}{{ end }}
-{{- fail (printf "policies[%d].shipped: there is no %s in policies/; there are %s" $.index . (join ", " $names)) }}
+{{- fail (printf "policies[%d].shipped: policies/ has no %s; it has %s" $.index . (join ", " $names)) }}
 {{- end }}
 {{- $spec = ($text | fromYaml).spec }}
 {{- end }}

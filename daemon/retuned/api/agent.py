@@ -44,7 +44,7 @@ MAX_DEFINITIONS = 256
 MAX_DEFINITION_CHARS = 256 << 10
 """Longest text of one: an experiment's task must hold it and a variant's source."""
 MAX_PROOFS = 16
-"""Most live proofs that a pod is asked for, or reports, at a time."""
+"""Most live proofs in one answer to a pod, or in one report of it."""
 MAX_ALARMS = 64
 """Most swaps of a pod that alarms may try off."""
 MAX_WAIT_S = 30.0
@@ -277,7 +277,7 @@ class PodOverhead(Record):
     """What a pod has measured of Retuned's own cost; sent until the operator has it."""
 
     at: AwareDatetime
-    """When it ended, by the pod's clock; it tells measurements apart."""
+    """When it ended, by the pod's clock; it identifies the measurement."""
     engine: EngineName = ""
     """Name and version of the server's engine; empty if unknown."""
     claim: ProofClaim
@@ -323,7 +323,7 @@ class PodBoot(Record):
 
 
 class ProofPost(AgentMessage):
-    """What live proofs a pod's server allows, and those that it is asked for."""
+    """Whether a pod's server allows live proofs, and the state of those that are ordered."""
 
     unavailable: Code = ""
     """Why steps of the server cannot be timed; empty if they can."""
@@ -429,7 +429,7 @@ class BootOrder(Record):
     order: Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z0-9:._-]*$")] = ""
     """Order that must be in force before the window begins; empty without the swap."""
     leave_out_s: Annotated[float, Field(ge=0.0, le=1e5)]
-    """Length of what is left out after the first step, seconds."""
+    """Time that is left out after the first step, seconds."""
     window_s: Annotated[float, Field(gt=0.0, le=1e5)]
     """Length of the window after that, seconds."""
 

@@ -79,7 +79,7 @@ class JobRole(StrEnum):
     """Compiles and audits without an accelerator. If it fails, the search compiles."""
     GENERATE = "generate"
     """Requests source from a language model; it reaches the model's endpoint and runs no generated
-    code. If it fails, there is no generated source."""
+    code. If it fails, the search has no generated source."""
     SEARCH = "search"
     """Times variants in untrusted pods."""
     VERIFY = "verify"

@@ -216,7 +216,7 @@ class RolloutStatus(ApiModel):
     quarantine_until: AwareDatetime | None = None
     """End of the artifact's quarantine. Unset if it did no harm."""
     last_epoch: int = Field(default=0, ge=0)
-    """Last epoch of an order of this rollout, also of orders that were taken back."""
+    """Last epoch of an order of this rollout, including orders that were withdrawn."""
     limited_to: int | None = Field(default=None, ge=1)
     """Most pods that may swap after a break-glass. Unset means all."""
     pods: tuple[PodOrder, ...] = Field(
@@ -345,7 +345,7 @@ class SwapProposalStatus(ApiModel):
     sentinels: tuple[LiveProofStatus, ...] = Field(default=(), max_length=16)
     """Pods that measure the promoted swap, one for each environment, with their newest day.
 
-    The phase is `sentinel` while the pod is asked to measure."""
+    The phase is `sentinel` while the operator has the pod measure."""
     alarm_rule: LiveProof | None = None
     """Rule under which pods may try the swap off at an alarm. Unset while they may not."""
     attributions: tuple[LiveProofStatus, ...] = Field(default=(), max_length=16)

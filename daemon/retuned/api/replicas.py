@@ -63,9 +63,9 @@ class ReplicaProofStatus(ApiModel):
     open: tuple[ReplicaPairStatus, ...] = Field(default=(), max_length=16)
     """Pairs whose pods run."""
     made: int = Field(default=0, ge=0)
-    """Pairs planned so far, also before it began anew."""
+    """Pairs planned so far, including those before a restart of the proof."""
     anew: int = Field(default=0, ge=0)
-    """How often it began anew because the pod template changed."""
+    """How often the proof restarted because the pod template changed."""
     failures: int = Field(default=0, ge=0)
     """Pairs in a row that did not count because of their pods."""
     why: Code = ""

@@ -156,7 +156,7 @@ class OwnOverheadState(ApiModel):
     uid: Uid
     """Its uid."""
     measures: bool = False
-    """Whether it is asked to measure now."""
+    """Whether the operator has it measure now."""
     reported: AwareDatetime | None = None
     """End of its last measurement, by the pod's clock. Unset before."""
     at: AwareDatetime | None = None
@@ -185,7 +185,7 @@ class TunableState(ApiModel):
     name: KernelName
     """Id of the tunable."""
     reason: Code = ""
-    """Why there is no experiment, a stable code. Empty if one was asked for."""
+    """Why the operator made no experiment, a stable code. Empty if it made one."""
     detail: Note = ""
     """Explanation of the reason, from when it began."""
 

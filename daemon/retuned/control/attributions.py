@@ -1,7 +1,7 @@
 """Alarms by node agents: which swaps they may try off, and what a trial means. Pure.
 
-A pod whose kernels take another time tries its own swaps off. The operator says which ones it may
-try, and under which rule. Only harm follows from a trial, as from a day of a sentinel.
+A pod whose kernel times change switches its own swaps off as a test. The operator names the swaps
+and the rule. Only harm follows from a trial, as from a day of a sentinel.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ RUNNING = "canary-replicas-running"
 """Reason of a proposal whose replicas are measured."""
 MOST_FAILURES = 3
 """Pairs in a row that do not count because of their pods, after which the proof ends."""
-MOST_ANEW = 2
-"""How often a proof begins anew because the pod template changed."""
+MOST_RESTARTS = 2
+"""How often a proof may restart because the pod template changed."""
 START_WITHIN = timedelta(minutes=15)
 """A replica whose containers do not run by then abandons its pair."""
 SERVE_WITHIN = timedelta(minutes=45)
@@ -191,8 +191,8 @@ def boot_order(
 def advanced(case: ProposalStep) -> ProposalStep:
     """Take a proof by replicas one step further.
 
-    The result proves on, is held before the first replica, has a verdict that lets the swap go on
-    (`is_proven`), or goes back. Call it where `is_due`.
+    The result continues the proof, is held before the first replica, has a verdict that lets the
+    swap continue (`is_proven`), or is a rollback. Call it where `is_due`.
     """
     facts = case.facts.replicas
     assert facts is not None, "the caller has looked"
@@ -207,9 +207,9 @@ def advanced(case: ProposalStep) -> ProposalStep:
         return _interrupted(case, kept, _begun(case, kept), why=STATE_LOST)
     state = facts.state if facts.state is not None and kept.state else _begun(case, kept)
     if facts.templates and kept.template not in facts.templates:
-        if kept.anew >= MOST_ANEW:
+        if kept.anew >= MOST_RESTARTS:
             return _interrupted(case, kept, state, why=TEMPLATE_CHANGED)
-        kept = _anew(kept, facts.templates[0])
+        kept = _restarted(kept, facts.templates[0])
         state = _begun(case, kept)
     state = _without_lost_plans(state, kept, case.now)
     for pair in kept.open:
@@ -272,13 +272,13 @@ def _entered(case: ProposalStep, facts: ReplicaFacts) -> ProposalStep:
 
 
 def _begun(case: ProposalStep, kept: ReplicaProofStatus) -> ReplicaState:
-    """Return the first state; its time began with the proof, however often it began anew."""
+    """Return the first state; its time counts from the start of the proof, not of a restart."""
     return begin_replicas(
         boot_settings_of(kept.rule), environment=kept.environment, at_s=kept.since.timestamp()
     )
 
 
-def _anew(kept: ReplicaProofStatus, template: Digest) -> ReplicaProofStatus:
+def _restarted(kept: ReplicaProofStatus, template: Digest) -> ReplicaProofStatus:
     update: dict[str, object] = {
         "template": template,
         "state": None,
@@ -488,9 +488,9 @@ def _interrupted(
 
 
 def _concluded(case: ProposalStep, kept: ReplicaProofStatus, state: ReplicaState) -> ProposalStep:
-    """Return the step with the verdict; without one that keeps the swap the proposal goes back.
+    """Return the step with the verdict; unless it keeps the swap, the proposal is rolled back.
 
-    No serving pod had the swap, so nothing waits for the way back.
+    No serving pod had the swap, so the rollback needs no report.
     """
     report = state.report
     assert report is not None, "it is done"

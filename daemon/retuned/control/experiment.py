@@ -150,7 +150,7 @@ def _given_up(ref: JobRef, code: str, detail: str) -> JobRef:
 
 
 def _result(case: TrialStep, ref: JobRef) -> ResultFact | None:
-    """Return the result that counts for a Job; None if there is none, or it is not visible now."""
+    """Return the result that counts for a Job; None without one, or if it is not visible now."""
     return next(
         (
             each

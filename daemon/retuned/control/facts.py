@@ -347,11 +347,11 @@ class ExperimentFacts:
     queued_elsewhere: bool = False
     """Whether Kueue releases the Jobs."""
     proposal: str | None = None
-    """SwapProposal made from its win; None if there is none yet."""
+    """SwapProposal made from its win; None before it exists."""
     refusal: str | None = None
     """Why stage 7 refuses its win, stable code; None if it does not, or was not called."""
     refusal_detail: str = ""
-    """The refusal in one sentence; empty if its code says all."""
+    """The refusal in one sentence; empty if the code is enough."""
     unplaced: tuple[str, str] | None = None
     """Why its pods cannot be scheduled, stable code and a sentence; None if they can."""
     leading: bool = True

@@ -153,7 +153,7 @@ def measured(
 
 
 def proven_by_boots(replicas: ReplicaProofStatus | None) -> str | None:
-    """Return the environment whose pods need no proof of their own any more; None without one."""
+    """Return the environment whose pods need no separate proof any more; None without one."""
     proven = replicas is not None and replicas.verdict and replicas.kept
     return replicas.environment if replicas is not None and proven else None
 
@@ -196,8 +196,8 @@ def asked(case: ProposalStep, *, rule: LiveProof) -> ProposalStep:
 def proof_orders(uid: str, proposals: Iterable[SwapProposal]) -> tuple[ProofOrder, ...]:
     """Return the swaps that a pod is to prove.
 
-    A swap that the verdict takes back remains named until its rollback is ordered: a node agent
-    switches on what no proof is asked for.
+    A swap that the verdict rolls back remains named until its rollback is ordered: a node agent
+    switches on swaps for which no proof is ordered.
     """
     return tuple(_orders(uid, proposals))[:MAX_PROOFS]
 
@@ -218,7 +218,7 @@ def _orders(uid: str, proposals: Iterable[SwapProposal]) -> Iterator[ProofOrder]
 def order_of(
     resource: SwapProposal, told: PodOrder, rule: LiveProof, *, sentinel: bool = False
 ) -> ProofOrder:
-    """Return what a pod is asked to prove, or with `sentinel` to measure."""
+    """Return the order for a pod to prove a swap, or with `sentinel` to measure it."""
     order = order_for(resource, told)
     return ProofOrder(
         order=order.id,

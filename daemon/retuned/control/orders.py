@@ -39,7 +39,7 @@ def order_for(resource: SwapProposal, told: PodOrder, *, spread: Spread | None =
     told
         The pod's entry in that rollout.
     spread
-        How the swap spreads over the launches of the pod's server; all at once by default.
+        How the swap spreads over the launches of the pod's server; all launches by default.
 
     Raises
     ------

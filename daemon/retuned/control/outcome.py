@@ -86,7 +86,7 @@ def code_of(answer: Refinement | None) -> str:
 
 
 def best_finding(found: Sequence[Finding]) -> Finding | None:
-    """Return the promotable finding with the largest certain saving; None if there is none.
+    """Return the promotable finding with the largest certain saving; None without one.
 
     Time counts, not the ratio: twice as fast at a rare shape saves little.
     """

@@ -191,7 +191,7 @@ def _held_back(case: ProposalStep) -> tuple[str, str] | None:
             bool(facts.unavailable) and not _may_prove(case),
             facts.unavailable,
             facts.unavailable_detail
-            or "the policy requires what is not possible on these servers; change the policy for "
+            or "the policy requires a proof that these servers cannot make; change the policy for "
             "them",
         ),
     )
@@ -218,7 +218,7 @@ def _begun(case: ProposalStep) -> ProposalStep:
         previous=previous,
         limited_to=case.asked.chosen.policy.spec.break_glass.max_pods if glass else None,
     )
-    if case.status.rollout is not None:  # its orders were taken back before any was committed
+    if case.status.rollout is not None:  # its orders were withdrawn before any was committed
         rollout = rollout.model_copy(update={"last_epoch": case.status.rollout.last_epoch})
     digest = previous.digest if previous else None
     begun = case.having(rollout=rollout, analysis=AnalysisStatus(), last_stable_digest=digest).to(

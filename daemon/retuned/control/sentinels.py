@@ -119,7 +119,7 @@ def is_frozen(case: ProposalStep) -> bool:
 
 
 def all_orders(uid: str, proposals: Sequence[SwapProposal]) -> tuple[ProofOrder, ...]:
-    """Return what a pod is asked to prove and to measure; proofs go first."""
+    """Return the orders for a pod to prove and to measure; proofs go first."""
     found = (*proof_orders(uid, proposals), *sentinel_orders(uid, proposals))
     return found[:MAX_PROOFS]
 

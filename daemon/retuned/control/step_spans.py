@@ -27,12 +27,12 @@ class StepSpan:
 
 
 def last_span(resource: KernelExperiment | SwapProposal) -> str:
-    """Return the span of the last write of an object; empty if there is none."""
+    """Return the span of the last write of an object; empty without one."""
     return resource.status.traceparent or resource.metadata.annotations.get(TRACEPARENT, "")
 
 
 def of_proposal(resource: SwapProposal, after: SwapProposalStatus) -> StepSpan | None:
-    """Return the span of a step of a proposal; None if the step is none."""
+    """Return the span of a step of a proposal; None if the step makes no span."""
     before = resource.status
     told = _told(after) - _told(before)
     swaps = sum(wants is PodState.SWAP for _, wants, _ in told)
@@ -60,7 +60,7 @@ def of_proposal(resource: SwapProposal, after: SwapProposalStatus) -> StepSpan |
 def of_experiment(
     resource: KernelExperiment, after: KernelExperimentStatus, *, now_s: float
 ) -> StepSpan | None:
-    """Return the span of a step of an experiment; None if the step is none.
+    """Return the span of a step of an experiment; None if the step makes no span.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def of_experiment(
     came = [ref for ref in after.job_refs if ref.result is not None and ref.result not in known]
     if came:
         searched = came[-1].role is JobRole.SEARCH
-        begin = after.started_at if searched else None  # of others nobody notes the begin
+        begin = after.started_at if searched else None  # other Jobs have no recorded start
         return StepSpan(
             stage="lab",
             about=about

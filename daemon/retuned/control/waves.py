@@ -28,8 +28,8 @@ _LOOKS_KEPT = 16
 BLAMED = frozenset({"compile-failed", "contract-violated", "load-failed", "self-check-failed"})
 """Codes of a server that found the code itself wrong."""
 BLAMING = BLAMED | (frozenset(map(str, WatchReason)) - {WatchReason.ORPHANED})
-"""Codes of a node's report that blame the artifact. Ranks that differ, and orders that nobody names
-any more, do not."""
+"""Codes of a node's report that blame the artifact. Ranks that differ, and orders that the control
+plane does not name any more, do not."""
 
 
 def wave_size(rule: Rollout, wave: int, *, pods: int) -> int:

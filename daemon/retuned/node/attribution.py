@@ -141,7 +141,7 @@ class Attribution:
         self._ctx, self._node = ctx, node
 
     def holds(self, window: Stored, alarm: DriftReport) -> str:
-        """Begin the attribution of an alarm; return what it says meanwhile, empty without suspects.
+        """Begin the attribution of an alarm; return its text meanwhile, empty without suspects.
 
         Called in the transaction that writes the alarm.
         """

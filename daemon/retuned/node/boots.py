@@ -54,7 +54,7 @@ def record_boot(
     arm
         What the server was started with; a process does not know.
     settings
-        Lengths of what is left out and of the window.
+        Lengths of the time that is left out and of the window.
     sleep
         Waits, seconds.
 

@@ -27,7 +27,7 @@ class Recogniser(Protocol):
     def recognise(
         self, kernel: str, dims: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...]
     ) -> tuple[str, Mapping[str, int]] | None:
-        """Return definition and variable axes of a launch; None if nobody knows it."""
+        """Return definition and variable axes of a launch; None for an unknown kernel."""
         ...
 
 

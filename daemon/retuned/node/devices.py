@@ -62,7 +62,7 @@ def rows(
 
 
 def seen(states: Sequence[DeviceState], *, ours: AbstractSet[int]) -> tuple[GpuObservation, ...]:
-    """Return how devices stand as it is told on; a number that none can have is not known.
+    """Return the state of devices for reports; impossible numbers count as unknown.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def seen(states: Sequence[DeviceState], *, ours: AbstractSet[int]) -> tuple[GpuO
 
 
 def sentence(states: Sequence[DeviceState], *, ours: AbstractSet[int]) -> str:
-    """Say what could make the same work slower; empty where nothing is to be said.
+    """Return what could make the same work slower, as a sentence; empty if nothing does.
 
     Examples
     --------

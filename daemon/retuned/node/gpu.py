@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def find_devices() -> Devices | None:
-    """Return who can say how devices stand; None where no library shows any.
+    """Return the reader of device states; None if no library finds a device.
 
     The packages are extras: ``retuned[nvidia]`` and ``retuned[amd]``.
     """
@@ -38,7 +38,7 @@ FREE_BYTES = 1 << 30
 
 
 def free_device(devices: Devices | None, model: str) -> str | None:
-    """Return a GPU of a model on which no process computes; None if there is none.
+    """Return a GPU of a model on which no process computes; None without one.
 
     A GPU that this process was not given (``CUDA_VISIBLE_DEVICES``) is not taken.
 

@@ -16,7 +16,7 @@ _REASONS = {
     "hardware": ("HwSlowdown",),
     "software": ("ApplicationsClocksSetting", "SyncBoost", "DisplayClockSetting"),
 }
-"""By reason: ends of the names of NVML's bits. That a device idles is none."""
+"""By reason: ends of the names of NVML's bits. An idle device does not count as throttled."""
 
 
 class NvmlDevices:
@@ -33,7 +33,7 @@ class NvmlDevices:
         self._ready = False
 
     def read(self) -> Sequence[DeviceState]:
-        """Return how every device stands; nothing where the driver does not answer."""
+        """Return the state of every device; empty if the driver does not answer."""
         try:
             if not self._ready:
                 self._nvml.nvmlInit()
@@ -94,7 +94,7 @@ class NvmlDevices:
         return mask
 
     def _ask(self, call: Callable[..., Any], *words: object) -> Any | None:  # noqa: ANN401 - as above
-        """Ask one thing; what a device does not say is None, and says nothing of the others."""
+        """Read one value; None if the device does not have it. Other values may still exist."""
         try:
             return call(*words)
         except self._nvml.NVMLError as error:

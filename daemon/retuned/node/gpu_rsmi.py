@@ -2,10 +2,10 @@
 
 pyrsmi 1.1 gives no clocks, limits or temperatures; amdgpu shows them below ``/sys``, and the
 processes that have memory on a device below ``/sys/class/kfd``. Why a device is throttled is
-in neither in a stable form, and so is not known. There is no call for the current power alone:
-``smi_get_device_average_power`` answers with it where the driver has it (MI300 has no average), and
-with -1, or the driver's word for "not there", where neither was found. Then the sensors of amdgpu
-are asked: ``power1_input`` is what a device draws now, ``power1_average`` what older ones have.
+in neither in a stable form, so it is unknown. pyrsmi has no call for the current power alone:
+``smi_get_device_average_power`` returns it where the driver has it (MI300 has no average), and
+-1, or the driver's value for "not there", where neither was found. Then this module reads the
+sensors of amdgpu: ``power1_input`` is the current power; older devices have ``power1_average``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_WATTS = 65_534.0
 """Above it a number is what libamd_smi calls a value that a device does not have: all bits set."""
 _PROPERTY = re.compile(r"^(location_id|domain) (\d{1,10})$", re.MULTILINE)
 _PARTITION = 0xF << 28
-"""Which part of a partitioned device, in what pyrsmi says of a place."""
+"""Bits of the partition in the location that pyrsmi returns."""
 _POWERS = ("power1_input", "power1_average")
 
 
@@ -53,7 +53,7 @@ class RsmiDevices:
         self._ready = False
 
     def read(self) -> Sequence[DeviceState]:
-        """Return how every device stands; nothing where the driver does not answer."""
+        """Return the state of every device; empty if the driver does not answer."""
         try:
             if not self._ready:
                 self._smi.smi_initialize()
@@ -99,7 +99,7 @@ class RsmiDevices:
         return next((watts for watts in read if watts is not None), None)
 
     def _folder(self, place: int) -> Path:
-        """Return the device's folder; its place on the bus tells which one it is."""
+        """Return the device's folder, by its location on the bus."""
         if place < 0:
             return self._system / "nowhere"
         bus, device = (place >> 8) & 0xFF, (place >> 3) & 0x1F

@@ -28,8 +28,8 @@ class Series:
 class History:
     """Samples seen per order. Not durable: the runtime's totals are.
 
-    A server that was restarted, a worker that came and a daemon that was restarted begin anew: the
-    time to engage counts from when the processes have had the order, never from a wall clock.
+    The history starts again with a restarted server, a new worker or a restarted daemon. The time
+    to engage counts from when the processes have the order, never from a wall clock.
     """
 
     series: dict[str, Series] = field(default_factory=dict)
@@ -37,22 +37,22 @@ class History:
     def extend(self, order: SwapOrder, sample: WatchSample, *, now_s: float) -> Series:
         """Add one sample and return all of that order."""
         known = self.series.setdefault(order.id, Series(since_s=now_s))
-        if known.samples and _begins_anew(known.samples[-1], sample):
+        if known.samples and _is_reset(known.samples[-1], sample):
             known.since_s = now_s
         known.samples.append(sample)
         return known
 
     def restart(self, orders: Collection[str]) -> None:
-        """Begin anew with orders that the server was told, or told again."""
+        """Start again with orders that were sent to the server, or sent again."""
         for order in orders:
             self.series.pop(order, None)
 
     def forget_all_but(self, orders: Collection[str]) -> None:
-        """Drop orders that are no longer in force."""
+        """Drop orders that are not in force any more."""
         self.restart(self.series.keys() - set(orders))
 
 
-def _begins_anew(last: WatchSample, sample: WatchSample) -> bool:
+def _is_reset(last: WatchSample, sample: WatchSample) -> bool:
     """Whether some process that is counted now is not one that was counted before."""
     return (
         (last.epoch, last.artifact) != (sample.epoch, sample.artifact)

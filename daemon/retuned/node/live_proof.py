@@ -82,7 +82,7 @@ class ProofRecord(Protocol):
 
 
 class ReportingRecord(ProofRecord, Protocol):
-    """A record whose verdict is asked for."""
+    """A record whose verdict can be read."""
 
     def report(self) -> proof.ProofReport | None:
         """Return the verdict; None without one."""
@@ -260,7 +260,7 @@ def claim_of(report: proof.ProofReport, state: Mapping[str, Any]) -> proof.Proof
 def switch_on(swapper: Swapper, wanted: Set[tuple[str, str | None]]) -> None:
     """Switch on swaps that a proof has left off, by definition and artifact, as far as it goes.
 
-    A server that does not answer is asked again with the next pass.
+    If the server does not answer, the next pass tries again.
     """
     if not wanted:
         return
@@ -273,7 +273,7 @@ def switch_on(swapper: Swapper, wanted: Set[tuple[str, str | None]]) -> None:
 
 
 class _Interrupted(Exception):
-    """The order is no longer in force, or the server is another one."""
+    """The order is not in force any more, or the server is another one."""
 
 
 class _Failed(Exception):
@@ -423,7 +423,7 @@ class ProofRunner:
         return proof.step(state, event)
 
     def _paused(self, state: proof.ProofState) -> proof.ProofState:
-        """Wait with the swap off; return the state after another look at the service levels."""
+        """Wait with the swap off; return the state after another check of the service levels."""
         self._slot()
         self._swapper.bypass(self._order.definition, on=True)
         self._live.wait(_PAUSE_S)
@@ -472,7 +472,7 @@ class ProofRunner:
                 if slot.epoch == order.epoch and slot.tripped not in ("", WatchReason.ORPHANED):
                     raise _Failed(f"the server has taken it back ({slot.tripped})")
                 if (slot.active, slot.epoch) != (order.artifact, order.epoch) or slot.tripped:
-                    raise _Interrupted("the order is no longer in force")
+                    raise _Interrupted("the order is not in force any more")
                 return slot
         raise _Interrupted("the slot is gone")
 

@@ -13,7 +13,7 @@ from retuned.stages.watch import WatchSample
 from retuned.telemetry import OTHER, Row
 
 KERNELS = 20
-"""Kernels of a window that are told apart, those that took most time."""
+"""Most kernels of a window with a separate series, those that took most time."""
 
 
 def begin(telemetry: Telemetry, clock: Clock) -> None:
@@ -78,13 +78,13 @@ def by_kernel(profile: WorkloadProfile, *, most: int = KERNELS) -> list[tuple[st
 
 
 def window_judged(ctx: Observing, report: DriftReport, *, shown: DriftAction) -> None:
-    """Show what a window says; `shown` is none while its alarm waits for its cause."""
+    """Show the result of a window; `shown` is `none` while its alarm waits for its cause."""
     count, gauge = ctx.telemetry.count, ctx.telemetry.gauge
     gauge("retuned_drift_distance_bits", report.distance)
     gauge("retuned_drift_cusum", report.cusum)
     gauge("retuned_drift_last_judged_timestamp_seconds", ctx.clock.now().timestamp())
     count("retuned_drift_reports_total", action=str(report.action))
-    if report.skipped:  # it says nothing, so that what was said before it still stands
+    if report.skipped:  # a skipped window leaves the earlier values
         return
     gauge("retuned_drift_uncovered_ratio", report.uncovered_share)
     gauge("retuned_drift_expected_saving_ratio", report.expected_saving)

@@ -105,7 +105,7 @@ class OrderMemory:
     history: History = field(default_factory=History)
     """Samples of orders in force."""
     news: threading.Event = field(default_factory=threading.Event)
-    """Set when the control plane should be told at once."""
+    """Set when a report to the control plane is urgent."""
 
 
 class OrderContext(ServerPorts, Protocol):

@@ -1,8 +1,8 @@
 """Order intake: what the control plane names for this node is taken, refused or withdrawn.
 
-An object that is deleted leaves nobody who could order a rollback, and no finalizer blocks the
-deletion. So the node agent rolls back by itself what the control plane's answers have not named for
-a while. A control plane that does not answer changes nothing.
+After the deletion of an object the control plane cannot order its rollback, and no finalizer blocks
+the deletion. So the node agent rolls back by itself the orders that the control plane's answers
+have not named for a while. A control plane that does not answer changes nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from retuned.stages.swap import SwapKind, SwapOrder
 log = logging.getLogger(__name__)
 
 REASON = "withdrawn"
-"""Reason code of the rollback of an order that is no longer named."""
+"""Reason code of the rollback of an order that is not named any more."""
 
 
 def take(ctx: OrderContext, orders: Sequence[SwapOrder], *, traces: Mapping[str, str]) -> bool:
@@ -41,7 +41,7 @@ def take(ctx: OrderContext, orders: Sequence[SwapOrder], *, traces: Mapping[str,
     named = frozenset(order.id for order in orders)
     _drop_unnamed(ctx, named)
     rolled_back = withdraw(ctx, orders)
-    # written last: a set that was taken in part is asked for again
+    # written last: a set that was taken in part is requested again
     ctx.standing.named, ctx.standing.named_at_s = named, ctx.clock.monotonic_s()
     return any(fresh) or rolled_back
 
@@ -95,7 +95,7 @@ def _take(ctx: OrderContext, order: SwapOrder) -> bool:
 
 
 def _drop_unnamed(ctx: OrderContext, named: frozenset[str]) -> None:
-    """Drop swaps that are no longer named, once it is certain that no process has them."""
+    """Drop swaps that are not named any more, once it is certain that no process has them."""
     unnamed = [
         kept.order
         for kept in latest(ctx.store).values()
@@ -107,7 +107,7 @@ def _drop_unnamed(ctx: OrderContext, named: frozenset[str]) -> None:
     for order in unnamed:
         mine = [fact for fact in facts if fact.definition == order.definition]
         if all(max(fact.epoch, fact.newest_epoch) < order.epoch for fact in mine):
-            log.info("%s of %s is no longer ordered", order.kind, order.definition)
+            log.info("%s of %s is not ordered any more", order.kind, order.definition)
             ctx.store.advance(ORDER, order.id, expect="new", to="superseded")
 
 

@@ -40,7 +40,7 @@ class StoredOrder:
 
 
 def kept_order(store: Store, id: str) -> StoredOrder | None:
-    """Return an order in any phase; None if there is none that can be read."""
+    """Return an order in any phase; None if it is not stored or not readable."""
     stored = store.get(ORDER, id)
     return None if stored is None else read_order(stored)
 

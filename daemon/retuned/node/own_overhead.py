@@ -80,7 +80,7 @@ class OverheadKeeper:
     live
         The server's steps.
     reports
-        Whether pairs are kept, for somebody who computes the result again.
+        Whether pairs are kept, so that a reader can compute the result again.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class OverheadKeeper:
         self._reports = reports
         self._began_at: datetime | None = None
         self._followed: float | None = None
-        """Share that the server was told last by `follow`; None before: an earlier process of this
-        node may have told it another one."""
+        """Share that `follow` sent to the server last; None before: an earlier process of this
+        node may have sent another one."""
 
     def keep_up(self, stop: threading.Event, *, wanted: Callable[[], bool]) -> None:
-        """Measure if it is time to, and let the server count as the last measurement says.
+        """Measure when it is due, and set the server's share from the last measurement.
 
         Parameters
         ----------
@@ -122,10 +122,10 @@ class OverheadKeeper:
             if last.share < 1.0:
                 self._arm.set_share(last.share)  # a server that restarted counts always
         except RetunedError as error:
-            log.info("what Retuned costs the server is not known now: %s", error)
+            log.info("the overhead of Retuned is not known now: %s", error)
 
     def follow(self, share: float) -> None:
-        """Let the server count as a measurement of another server says, until it has its own.
+        """Set the share from a measurement of another server, until this one has its own.
 
         Parameters
         ----------
@@ -135,9 +135,9 @@ class OverheadKeeper:
         if last_of(self._store) is not None or share == self._followed == 1.0:
             return
         try:
-            self._arm.set_share(share)  # again and again: a server that restarted counts always
+            self._arm.set_share(share)  # repeated: a restarted server counts always
         except RetunedError as error:
-            log.info("the server does not learn in which time it counts: %s", error)
+            log.info("the share of counting cannot be set in the server: %s", error)
             return
         self._followed = share
 

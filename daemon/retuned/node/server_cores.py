@@ -1,7 +1,7 @@
 """Which cores the watched servers run on, so that experiments keep off them.
 
-A server's processes are known by their control sockets: the kernel says who listens behind one
-(``SO_PEERCRED``), and which cores each of its threads may use.
+A server's processes are known by their control sockets: the kernel names the process that listens
+(``SO_PEERCRED``), and the cores that each of its threads may use.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _sockets(path: Path) -> Iterator[Path]:
 
 
 def _listener(path: Path) -> int | None:
-    """Return the process that listens on a socket; None if nobody does or it cannot be seen."""
+    """Return the process that listens on a socket; None without one, or if it is not visible."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(_PATIENCE_S)

@@ -130,7 +130,7 @@ class LevelWatch:
             self._past.clear()
             return False
         if self._past and not continues(self._past[-1], now):
-            log.warning("the server's counts began anew, the swap is off")
+            log.warning("the server's counters restarted, the swap is off")
             self._past.clear()
             return False
         self._past.append(now)

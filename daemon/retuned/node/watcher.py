@@ -94,7 +94,7 @@ def _judge(ctx: OrderContext, order: SwapOrder, sample: WatchSample) -> WatchRep
 
 
 def _note(ctx: OrderContext, order: SwapOrder, report: WatchReport) -> None:
-    """Keep the last report; a new action is told to the control plane at once."""
+    """Keep the last report; send a new action to the control plane immediately."""
     concerned = bringer(ctx.store, order).proposal
     proposal, before = ctx.standing.reports.get(order.definition, ("", None))
     ctx.standing.reports[order.definition] = (concerned, report)

@@ -58,7 +58,7 @@ def whole(counts: Counts, before: Mapping[str, float], now: Mapping[str, float])
 
 
 def since(before: Counts, now: Counts) -> dict[str, dict[str, int]]:
-    """Return what was counted in between; a restarted server counts from zero, which says nothing.
+    """Return the counts in between; after a restart, from zero, the difference is unknown.
 
     Examples
     --------
@@ -115,7 +115,7 @@ def _bucketed(ctx: Observing, launches: Mapping[tuple[int, ...], int]) -> dict[s
 
 
 _MAX_DEVICES = 64
-"""Devices of one window that are told apart."""
+"""Most devices of one window with separate data."""
 _MERGED_AT_ONCE = 8
 """Profiles that are in memory together: each has up to a thousand signatures in a sidecar."""
 
@@ -160,7 +160,7 @@ def close_windows(ctx: Observing) -> int:
 HELD = "held"
 """Phase of an alarm that waits until the swaps were tried off."""
 Holds = Callable[[Stored, DriftReport], str]
-"""From a window and its alarm to what the alarm says while it waits; empty sends it."""
+"""From a window and its alarm to the alarm's text while it waits; empty sends it."""
 
 
 def judge_windows(
@@ -335,7 +335,7 @@ def _learn(ctx: Observing, fresh: Sequence[Stored]) -> None:
         for window in fresh:
             ctx.store.advance(WINDOW, window.id, expect="new", to="baseline")
         ctx.store.record(_event(ctx, DETECTOR, "state", what="baseline-learned", windows=used))
-    left_out = f", {len(fresh) - used} that say too little left out" if len(fresh) > used else ""
+    left_out = f", {len(fresh) - used} empty or sampled ones left out" if len(fresh) > used else ""
     log.info("baseline learned from %d windows%s", used, left_out)
 
 

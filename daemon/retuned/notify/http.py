@@ -93,7 +93,7 @@ def _said(body: bytes) -> Answer:
         taken, why = said.get("ok") is True, str(said.get("error", ""))[:60]
     except (ValueError, RecursionError, AttributeError):
         return Answer(taken=False, detail="the answer is not JSON")
-    return Answer(taken=taken, detail="" if taken else f"says {why!r}")
+    return Answer(taken=taken, detail="" if taken else f"the error is {why!r}")
 
 
 def _shown(body: bytes) -> str:

@@ -66,7 +66,7 @@ class Notice(Record):
     facts: tuple[tuple[str, str], ...] = ()
     """What a person needs to decide, by name, made harmless."""
     review_url: str = ""
-    """Page that shows all; opening it decides nothing. Empty where there is none."""
+    """Page that shows all; opening it decides nothing. Empty without a page."""
     approve_command: str = ""
     """Command that approves exactly this; empty if no approval is missing."""
     reject_command: str = ""
@@ -99,7 +99,7 @@ class Place:
     """Links and commands of messages."""
 
     review_url: Callable[[str], str] = lambda _: ""
-    """Address of a proposal's page, by its id; empty where there is none."""
+    """Address of a proposal's page, by its id; empty without a page."""
     command: Callable[[str, Proposal], str] = lambda word, proposal: (
         f"retuned {word} {short_id(proposal.id)} --digest {proposal.artifact}"
     )

@@ -27,7 +27,7 @@ _END_S, _AFTER_FAILURE_S = 3.0, 5.0
 
 
 class Sender:
-    """Sends notices to channels; `may` is asked before each message whether this process sends."""
+    """Sends notices to channels; it calls `may` before each message, and sends if that is true."""
 
     def __init__(
         self,

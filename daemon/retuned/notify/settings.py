@@ -120,7 +120,7 @@ def incoming_of(settings: Chosen) -> Incoming | None:
         return None
     if not answers and not settings.alertmanager_webhook_token:
         raise UsageError(
-            "channels_listen hears nobody: set alertmanager_webhook_token, or slack_signing_secret"
+            "channels_listen has no sender: set alertmanager_webhook_token, or slack_signing_secret"
         )
     return Incoming(
         signing_secret=_secret(settings, "slack_signing_secret") if answers else None,

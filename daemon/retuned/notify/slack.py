@@ -198,7 +198,7 @@ def read(body: bytes, *, team: str, users: Mapping[str, str]) -> Pressed:
         )
     said = _mapping(_json(_text(action.get("value"))))
     if set(said) != {"proposal", "digest"}:
-        raise refused("not-understood", "the button is none of ours")
+        raise refused("not-understood", "the button is not one of Retuned")
     return Pressed(
         word=word,
         proposal=_text(said["proposal"])[:256],

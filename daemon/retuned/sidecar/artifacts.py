@@ -1,4 +1,4 @@
-"""Artifacts on the pod's disk: fetched by digest, believed by signature, gone when unused."""
+"""Artifacts on the pod's disk: fetched by digest, verified by signature, removed when unused."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class Artifacts:
         Raises
         ------
         CandidateError
-            If it is not signed for this use, or not what its digest says; it is not kept.
+            If it is not signed for this use, or has another digest; it is not kept.
         TemporaryError
-            If it cannot be had, kept or checked now.
+            If it cannot be fetched, stored or checked now.
         Refused, UnreadableInput
             As `Operator.artifact`.
         """

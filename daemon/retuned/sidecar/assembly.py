@@ -1,4 +1,4 @@
-"""From settings to a sidecar: which real adapter stands behind each port in a pod."""
+"""From settings to a sidecar: the real adapter of each port in a pod."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _MAX_SIGNATURES = 1_024
 """Signatures of a window that are kept one by one, for the same reason: all above a thousandth of
 the time are among them."""
 _MAX_KINDS = 1_024
-"""Kinds of Triton launches that are looked at, for the same reason."""
+"""Kinds of Triton launches that are read, for the same reason."""
 
 
 class Catalog:
@@ -63,7 +63,7 @@ class Catalog:
     def recognise(
         self, kernel: str, dims: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...]
     ) -> tuple[str, Mapping[str, int]] | None:
-        """Return definition and variable axes of a launch; None if nobody knows it."""
+        """Return definition and variable axes of a launch; None for an unknown kernel."""
         if not kernel.startswith(OWN):
             return None
         from retuned import catalog
@@ -153,7 +153,7 @@ def build(settings: Settings) -> tuple[Sidecar, PrometheusTelemetry]:
 def _devices() -> Devices | None:
     found = find_devices()
     if found is None:
-        log.info("nothing here shows the pod's GPUs: clocks, power and neighbours are not told")
+        log.info("no library for the pod's GPUs: clocks, power and neighbours are not reported")
     return found
 
 
@@ -179,7 +179,7 @@ def _pod(settings: Settings) -> PodRef:
 
 
 def _is_named(settings: Settings) -> bool:
-    """Whether somebody named the target: the default is that of one machine."""
+    """Whether the settings name the target: the default is that of one machine."""
     return "target" in settings.model_fields_set
 
 

@@ -1,6 +1,6 @@
 """Alarms about kernel times in a pod; swaps are tried off by `retuned.node.attribution`.
 
-The operator says which swaps may be tried off, and under which rule. A trial is reported with its
+The operator names the swaps that may be tried off, and the rule. A trial is reported with its
 pairs; the operator computes its verdict again and decides what follows.
 """
 

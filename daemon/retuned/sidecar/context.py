@@ -47,7 +47,7 @@ from retuned.stages.watch import CanaryDecision, WatchSettings
 from retuned.telemetry.spans import NoSpans
 
 SELF = "self"
-"""What the operator said about this pod: current."""
+"""The operator's last answer about this pod: current."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,25 +57,25 @@ class SidecarSettings:
     numbers: WindowSettings
     """How windows are made and judged."""
     watch: WatchSettings = field(default_factory=WatchSettings)
-    """When to keep and when to go back."""
+    """When to keep a swap and when to roll back."""
     mixed_epochs: MixedEpochs = MixedEpochs.REFUSE
     """Whether processes of one server may differ in what they run."""
     catch_up_s: float = 300.0
-    """How long a process that came late may take to follow, before all go back, seconds."""
+    """How long a late process may take to follow, before all roll back, seconds."""
     fresh_s: float = 300.0
     """A swap is begun only if the operator has named it within so long, seconds; people may have
     frozen or stopped it since."""
     withdrawn_s: float = 60.0
-    """What is in force and stands in no answer of the operator's goes back after so long, seconds:
-    an object that is deleted and made again within it changes nothing."""
+    """An order that the operator's answers do not name for this time is rolled back, seconds. An
+    object that is deleted and made again within it changes nothing."""
     lift_s: float = 60.0
-    """How often the server is asked which Triton kernels it launches, seconds."""
+    """Interval between requests for the server's Triton launches, seconds."""
     kernel_bounds: Mapping[str, Mapping[str, tuple[int, int | str]]] = field(default_factory=dict)
     """Numbers that are places, by kernel and argument; see `retuned.settings`."""
     prune_s: float = 60.0
-    """How often what is over is removed, seconds."""
+    """Interval between removals of old records, seconds."""
     hello_s: float = 300.0
-    """How often it says who is here, seconds."""
+    """Interval between hellos, seconds."""
 
     @property
     def window(self) -> timedelta:

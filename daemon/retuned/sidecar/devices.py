@@ -1,7 +1,7 @@
-"""What the pod's accelerators do beside the work: shown, and told with windows and drift.
+"""State of the pod's accelerators: shown as metrics, and reported with windows and drift.
 
-A sidecar sees what its container is shown, through whatever library its image has; without either
-nothing is told. Nothing is decided by it.
+A sidecar reads the devices of its container, with the vendor's library in its image. Without
+device or library it reports none. No decision depends on it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from retuned.stages.drift import GpuObservation
 
 
 def look(ctx: Context) -> int:
-    """Show how they stand, and keep it for what is told next; return how many there are."""
+    """Update the metrics and the state for the next report; return the number of devices."""
     if ctx.devices is None:
         return 0
     states = tuple(ctx.devices.read())[:MAX_GPUS]
@@ -29,20 +29,20 @@ def look(ctx: Context) -> int:
 
 
 def beside(states: Sequence[DeviceState], *, processes: int) -> tuple[GpuObservation, ...]:
-    """Return how devices stand, with how many strangers are on each.
+    """Return the state of devices, with the number of foreign processes on each.
 
-    Devices number processes otherwise than the server does, so that only counts can be compared: a
-    stranger is one too many on its device, and there are more processes than the server has. It
-    says too few strangers rather than too many.
+    Devices and the server number processes differently, so only counts can be compared. A process
+    is foreign if its device has more than one and all devices have more than the server. The
+    result may be too small, never too large.
 
     Parameters
     ----------
     processes
-        Processes of the server; 0 where that is not known, and then nobody is called a stranger.
+        Processes of the server; 0 if unknown, and then no process counts as foreign.
 
     Examples
     --------
-    Two ranks, and somebody else beside the first:
+    Two ranks, and a foreign process beside the first:
 
     >>> states = [DeviceState(gpu="nvidia-0", processes=(7, 8)),
     ...           DeviceState(gpu="nvidia-1", processes=(9,))]

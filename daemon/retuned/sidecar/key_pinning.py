@@ -1,8 +1,8 @@
-"""Which key artifacts must be signed with: the configured ones, or the first the operator showed.
+"""The keys that must sign artifacts: the configured ones, or the first that the operator sent.
 
-The operator's word comes over TLS from a name that the cluster's authority vouches for. It is taken
-once, and kept: whoever gets hold of the address later cannot make another key believed. With keys
-from the injection nothing is taken from anybody.
+The operator sends its key over TLS, under a name that the cluster's authority has certified. The
+sidecar accepts the first key and stores it: anyone who gets the address later cannot replace it.
+With keys from the injection the sidecar accepts none from the operator.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _RETRY_S = 30.0
 
 
 class PinnedKeys:
-    """Keys that are believed.
+    """Keys that are trusted.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class PinnedKeys:
         if self._store.add(_KIND, _ID, {"key": key}, phase="current"):
             log.info("artifacts must be signed with %s from now on", key)
         elif self._pinned() != key:
-            log.error("the operator shows another key, %s; restart the pod to believe it", key)
+            log.error("the operator sends another key, %s; restart the pod to trust it", key)
 
     def trust(self) -> Trust:
         """Return what artifacts are checked with.
@@ -50,7 +50,7 @@ class PinnedKeys:
         Raises
         ------
         TemporaryError
-            If no key is known: nothing is loaded on somebody's word.
+            If no key is known: unverified artifacts are never loaded.
         """
         sources = self._configured or self._pinned()
         if not sources:

@@ -1,9 +1,9 @@
-"""Live kernels in a pod: what the server launches becomes definitions, told to the operator once.
+"""Live kernels in a pod: definitions lifted from the server's launches, reported once.
 
-Reading a launch costs the pod that makes it, so it is lifted here; the operator takes the result as
-a stranger's. Nothing is kept on disk: the runtime shows its launches again to a sidecar that was
-restarted, and telling a definition again changes nothing. What lifts is loaded with the first
-launch to be lifted: a pod whose server has no Triton kernels spares 8 MiB.
+Reading a launch needs the pod that makes it, so the sidecar lifts it; the operator treats the
+result as untrusted input. Nothing is stored on disk: after a restart of the sidecar the runtime
+sends its launches again, and a repeated report of a definition changes nothing. The lifting code is
+imported for the first launch to lift: a pod whose server has no Triton kernels saves 8 MiB.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MAX_SHAPES = 256
-"""Most shapes of one kernel that are told, those launched most often."""
+"""Most shapes of one kernel in a report, those launched most often."""
 
 
 def look(ctx: Context) -> None:
@@ -63,7 +63,7 @@ def tell(ctx: Context) -> int:
     Raises
     ------
     TemporaryError, Refused
-        As `Operator.post`; a definition that is refused is not told again.
+        As `Operator.post`; a definition that is refused is not sent again.
     """
     told, standing = 0, ctx.standing
     for name, text in standing.lifted.items() if ctx.target else ():
@@ -83,7 +83,7 @@ def tell(ctx: Context) -> int:
 
 
 def _texts(lifted: list[Lifted]) -> dict[str, str]:
-    """Return what is told of each definition; what is too long to tell is left out."""
+    """Return the report of each definition; without those that are too long."""
     from retuned.lifting.store_records import LiftedRecord
 
     found: dict[str, str] = {}
@@ -91,10 +91,10 @@ def _texts(lifted: list[Lifted]) -> dict[str, str]:
         try:
             text = LiftedRecord.of(_shortened(each)).model_dump_json()
         except ValidationError as error:
-            log.error("%s cannot be told: %d faults", each.own.name, error.error_count())
+            log.error("%s is not reported: %d faults", each.own.name, error.error_count())
             continue
         if len(text) > MAX_DEFINITION_CHARS:
-            log.warning("%s has %d characters and is not told", each.own.name, len(text))
+            log.warning("%s has %d characters and is not reported", each.own.name, len(text))
             continue
         found[each.own.name] = text
     return found

@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 _NOT_SWITCHABLE = "not-switchable"
 _LOOK_S = 10.0
-"""How often the server is asked whether its steps can be timed, seconds."""
+"""Interval between checks whether the server's steps can be timed, seconds."""
 _READ_S = 60.0
 """How long an answer holds that service levels can be read, seconds: a page may have megabytes."""
 

@@ -1,4 +1,4 @@
-"""The program: steps on threads of their own, so that none waits for another."""
+"""The program: each step has a separate thread, so that none waits for another."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _NO_TARGET = "no-target"
 _WAIT_S = 30.0
 _RETRY_S = 10.0
 _MOST_RETRY_S = 15.0
-"""An operator that is back hears of every pod within it; asking costs no more than telling does."""
+"""Longest delay: an operator that answers again gets every pod's reports within it, seconds."""
 _FIRST_WINDOWS = 4
-"""Windows that are told before how slots stand now, which decisions wait for."""
+"""Windows that are sent before the status of slots, for which decisions wait."""
 _LEAST_TELL_S = 1.0
-"""Of what comes all at once the operator hears once."""
+"""Least delay between reports, seconds: changes within it are sent together."""
 _STOP_S = 5.0
 
 
@@ -67,7 +67,7 @@ class Sidecar:
                 attempt(ctx.telemetry, name, part)
 
     def steer(self) -> None:
-        """Stages 9 and 10: the watch first, for a way back waits for nobody; then orders."""
+        """Stages 9 and 10: the watch first, so that a rollback never waits; then orders."""
         ctx = self.ctx
         with ctx.lock:
             attempt(ctx.telemetry, "watch", lambda: watcher.watch(ctx))
@@ -92,8 +92,8 @@ class Sidecar:
         own_overhead.keep_up(self.ctx, stop, timed=timed)
 
     def tell(self) -> None:
-        """Tell the operator what there is to tell; an error in one part ends all: it is away."""
-        self.ctx.standing.news.clear()  # what is news by now is told below
+        """Send all reports; an error in one part ends the pass, since the operator is away."""
+        self.ctx.standing.news.clear()  # the reports below include all news so far
         reports.say_hello(self.ctx)
         # first: it needs no server that answers; but after a silence many windows wait
         reports.flush(self.ctx, most_windows=_FIRST_WINDOWS)
@@ -128,7 +128,7 @@ class Sidecar:
                 ctx.standing.overhead = ctx.standing.boot = None
             raise
         with ctx.lock:
-            ctx.standing.proofs = said.proofs  # first: what is named and not asked is switched on
+            ctx.standing.proofs = said.proofs  # first: named swaps without a proof are switched on
             ctx.standing.alarms, ctx.standing.overhead = said.alarms, said.overhead
             ctx.standing.boot = said.boot
             something = order_intake.take(ctx, said.orders, traces=said.traces)
@@ -141,7 +141,7 @@ class Sidecar:
         metrics.stuck(self.ctx)
 
     def _prune(self) -> None:
-        """Remove what is over, now and then."""
+        """Remove old records at intervals."""
         ctx, now_s = self.ctx, self.ctx.clock.monotonic_s()
         if now_s - ctx.standing.pruned_at_s < ctx.settings.prune_s:
             return
@@ -152,7 +152,7 @@ class Sidecar:
 
 
 def serve(sidecar: Sidecar, *, observe_s: float, steer_s: float, tell_s: float) -> None:
-    """Run until SIGTERM or SIGINT; then end at once: the store and the spool have all.
+    """Run until SIGTERM or SIGINT; then end immediately: all state is in the store and the spool.
 
     Raises
     ------
@@ -200,7 +200,7 @@ def start(
     stop
         Ends them, with `wake` and the sidecar's ``news``, which end their waits.
     wake
-        Makes the sidecar look at its orders at once.
+        Makes the sidecar check its orders immediately.
     observe_s, steer_s, tell_s
         How often, seconds.
     """
@@ -223,7 +223,7 @@ def start(
 
 def _heard(sidecar: Sidecar, wake: threading.Event) -> None:
     if not sidecar.ctx.target:
-        raise TemporaryError("the operator has not said yet whom this pod serves", delay_s=1.0)
+        raise TemporaryError("the operator has not named this pod's target yet", delay_s=1.0)
     if sidecar.listen():
         wake.set()
 
@@ -231,7 +231,7 @@ def _heard(sidecar: Sidecar, wake: threading.Event) -> None:
 def _every(
     step: Callable[[], None], seconds: float, stop: threading.Event, wake: threading.Event
 ) -> None:
-    """Do a step again and again; its parts guard themselves."""
+    """Repeat a step; its parts handle their own errors."""
     while not stop.is_set():
         step()
         if wake.wait(seconds) and not stop.is_set():
@@ -247,7 +247,7 @@ def _patiently(
     *,
     news: threading.Event | None = None,
 ) -> None:
-    """Do a step again and again; wait longer each time that the operator does not take it.
+    """Repeat a step; the delay grows with each failure of the operator.
 
     News end a wait.
     """

@@ -10,12 +10,12 @@ from retuned.telemetry.labels import SwapLabels, failing_rows
 
 
 def stuck(ctx: Context) -> None:
-    """Show which slots the server does not lead back to the original, while their orders stand."""
+    """Show the slots whose rollback to the original fails, while their orders are in force."""
     refused = ctx.standing.stuck
     orders = [kept.order for kept in latest(ctx.store).values()] if refused else []
     found: dict[SwapLabels, Sequence[str]] = {
         SwapLabels(
-            namespace="",  # the scrape says it, as for all that a pod shows
+            namespace="",  # the scrape adds it, as for all metrics of a pod
             proposal="",
             target=ctx.target.rpartition("/")[2],
             kernel=order.definition,

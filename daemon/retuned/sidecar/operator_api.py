@@ -4,7 +4,7 @@ The token is read from its file for each request, because the kubelet renews it 
 certificate authority, when it changes. Redirects are refused and proxies of the environment are not
 used. Answers are bounded in size and time, and read strictly.
 
-An artifact as it comes over the wire, written to files; nothing of it is believed yet.
+An artifact from the wire, written to files; it is not verified yet.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _write(path: Path, source: _Bytes, *, size: int, sha256: str, digest: Digest
         file.flush()
         os.fsync(file.fileno())
     if found.hexdigest() != sha256:
-        raise _bad("bundle-corrupt", digest, f"{path.name} is not what was announced")
+        raise _bad("bundle-corrupt", digest, f"{path.name} does not have the announced digest")
 
 
 def _bad(code: str, digest: Digest, message: str) -> UnreadableInput:
@@ -169,7 +169,7 @@ class OperatorApi:
     Raises
     ------
     UsageError
-        If the address is none, or would send the token in the clear.
+        If the address is invalid, or would send the token without encryption.
     """
 
     def __init__(self, url: str, *, token_file: Path, ca_file: Path | None) -> None:
@@ -376,7 +376,7 @@ def _refusal(response: httpx.Response, path: str) -> Refused | TemporaryError:
 
 
 def _error_of(body: bytes) -> tuple[str, str]:
-    """Return code and message of a refusal; empty where it says none that can be read."""
+    """Return code and message of a refusal; empty if they cannot be read."""
     try:
         said = _Refusal.model_validate_json(body).error
     except ValidationError:

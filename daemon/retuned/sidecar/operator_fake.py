@@ -34,7 +34,7 @@ from retuned.stages.swap import SwapOrder
 
 
 class FakeOperator:
-    """Remembers what it was told, and tells what the test says.
+    """Remembers its messages, and answers as the test sets it.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class FakeOperator:
         self.selected = True
         """Whether a target selects the pod."""
         self.heard = False
-        """Whether it knows who is here; one that begins anew does not."""
+        """Whether it has this pod's hello; a restarted operator does not."""
         self.full = False
         """Whether it cannot keep anything."""
         self.key = ""
@@ -60,9 +60,9 @@ class FakeOperator:
         self.artifacts: dict[Digest, Mapping[str, bytes]] = {}
         """Its store."""
         self.said: list[AgentMessage] = []
-        """All that it took, in order."""
+        """All accepted messages, in order."""
         self.traces: list[str] = []
-        """In which spans what it was told was found, in order; hellos have none."""
+        """Spans of the messages, in order; hellos have none."""
         self.now = datetime(2026, 1, 5, 12, tzinfo=UTC)
         """Its clock."""
         self._orders: tuple[SwapOrder, ...] = ()

@@ -15,7 +15,7 @@ from retuned.sidecar.context import Context
 
 
 def keep_up(ctx: Context, stop: threading.Event, *, timed: bool) -> None:
-    """Measure if it is time to; where another pod measures, count as its measurement says.
+    """Measure when it is due; where another pod measures, use the share of its measurement.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""What the operator is told: who is here, windows and drift, how slots stand, orders' outcomes.
+"""Reports to the operator: hello, windows, drift, status of slots, outcomes of orders.
 
-Windows, drift and outcomes go through the spool, so that nothing of them is lost while the operator
-is away. How slots stand is told as it is now, or not at all.
+Windows, drift and outcomes wait in the spool, so that none is lost while the operator is away. The
+status of slots is current when it is sent, and never stored.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _ABOUT_US = frozenset(
         "redirected",
     }
 )
-"""Refusals of who says it, which may pass; others are of what is said, and keep nothing back."""
+"""Refusals of the sender, which are temporary: the report stays. Others drop the report."""
 _SKEW_S = 60.0
 
 
@@ -87,14 +87,14 @@ def say_hello(ctx: Context) -> None:
     ctx.telemetry.gauge("retuned_clock_skew_seconds", ahead_s)
     ctx.standing.version = min(VERSION, answer.version)
     ctx.standing.processes = len(environments)
-    if environments:  # until the server answers, it is asked again with each look
+    if environments:  # until the server answers, each pass repeats the hello
         ctx.standing.hello_at_s = now_s
 
 
 def queue_reports(ctx: Context) -> int:
     """Put windows and drift that are new into the spool; return how many."""
     if not ctx.target:
-        return 0  # nobody knows yet whose they are
+        return 0  # the target is not known yet
     queued, told = 0, set(ctx.store.ids(TOLD))
     for kind in (WINDOW, DRIFT):
         for id in ctx.store.ids(kind):
@@ -106,7 +106,7 @@ def queue_reports(ctx: Context) -> int:
 
 
 def tell_slots(ctx: Context) -> None:
-    """Tell how the slots stand now.
+    """Send the current status of slots.
 
     Raises
     ------
@@ -128,19 +128,19 @@ def tell_slots(ctx: Context) -> None:
 
 
 def flush(ctx: Context, *, most_windows: int | None = None) -> int:
-    """Tell what waits in the spool, until something keeps it; return how much was told.
+    """Send the reports of the spool until one fails; return how many were sent.
 
-    Windows come last, and may be many after a silence: they let pass what is news meanwhile.
+    Windows come last, and may be many after a failure: newer reports of other kinds pass them.
 
     Parameters
     ----------
     most_windows
-        Windows that are told; None tells all.
+        Most windows to send; None sends all.
 
     Raises
     ------
     TemporaryError, Refused
-        As `Operator.post`; what was not told stays.
+        As `Operator.post`; reports that were not sent stay.
     """
     told = windows = 0
     ctx.telemetry.gauge("retuned_spool_reports", len(ctx.spool))
@@ -179,7 +179,7 @@ def _say(ctx: Context, report: ProfileReport | DriftPost | OrderDone) -> None:
 
 
 def _found_in(ctx: Context, report: ProfileReport | DriftPost | OrderDone) -> str:
-    """Return the span in which what is told was found; empty where that is not known any more."""
+    """Return the span that found the content of a report; empty if it is not stored any more."""
     if isinstance(report, OrderDone):
         stored = ctx.store.get(ORDER, report.order)
     else:
@@ -188,7 +188,7 @@ def _found_in(ctx: Context, report: ProfileReport | DriftPost | OrderDone) -> st
 
 
 def is_about_us(error: Refused) -> bool:
-    """Whether an answer is about who asks, which may pass, and not about what was said."""
+    """Whether a refusal is about the sender, which is temporary, and not about the report."""
     return error.code in _ABOUT_US or error.code.startswith("status-")
 
 
@@ -197,7 +197,7 @@ def _queue(ctx: Context, stored: Stored) -> bool:
     try:
         report = _report(ctx, stored)
     except ValidationError as error:
-        log.error("%s %s cannot be told: %d faults", stored.kind, stored.id, error.error_count())
+        log.error("%s %s is not reported: %d faults", stored.kind, stored.id, error.error_count())
         report = None
     if report is not None:
         ctx.spool.add(report, key=f"{stored.kind} {stored.id}")
@@ -225,7 +225,7 @@ def _report(ctx: Context, stored: Stored) -> ProfileReport | DriftPost | None:
 
 
 def _counted(counts: Counts) -> dict[str, dict[str, int]]:
-    """Return what slots counted as far as it may be told: what was launched most often."""
+    """Return the counts of slots within the limits of a report: the most frequent launches."""
     return {
         slot: dict(sorted(each.items(), key=lambda one: (-one[1], one[0]))[:MAX_COUNTED])
         for slot, each in sorted(counts.items())[:MAX_SLOTS]
@@ -265,7 +265,7 @@ def _environments(ctx: Context) -> tuple[ProcessEnvironment, ...]:
     try:
         found = ctx.swapper.environments()
     except TemporaryError as error:
-        log.info("the server does not say what it runs on: %s", error)
+        log.info("the server does not report its environment: %s", error)
         return ()
     said = tuple(process_environment(each) for each in found[:MAX_PROCESSES])
     ctx.standing.environment = environment_digest(said) or ""

@@ -14,13 +14,13 @@ _VARIABLE = "RETUNED_ALLOWED_UIDS"
 class PodProcesses(RuntimeProcesses):
     """The runtimes in the pod's folder of sockets.
 
-    Nobody outside can tell as which user a server's image runs. The folder is a volume that only
-    containers of this pod mount, so whoever could make a socket there is part of the server: a
-    process that listens is believed if it is of the user who owns its socket.
+    The user of a server's image is not known from outside. Only containers of this pod mount the
+    folder, so a process that can make a socket there is part of the server. A process that
+    listens is trusted if its user owns the socket.
     """
 
     def sockets(self) -> list[Path]:
-        """Return the sockets there are, whose owners are believed from now on."""
+        """Return the sockets, whose owners are trusted from now on."""
         paths = super().sockets()
         owners = {0}
         for path in paths:
@@ -28,7 +28,7 @@ class PodProcesses(RuntimeProcesses):
                 owners.add(path.lstat().st_uid)
             except OSError:  # it went meanwhile
                 continue
-        # what the other end of this protocol reads as well, and the one place that is asked
+        # the runtime reads the same variable, and the client checks owners only against it
         os.environ[_VARIABLE] = ",".join(str(uid) for uid in sorted(owners))
         return paths
 

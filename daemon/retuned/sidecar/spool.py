@@ -1,8 +1,8 @@
 """Reports that wait for the operator: files in a folder, bounded, and there after a restart.
 
-A report is written before it counts as kept, and removed once the operator has taken it: it is told
-at least once, and the operator takes it as once. Where there is no room the least important goes
-first, the oldest of its kind: windows, then drift, and what became of orders last.
+A report is written to disk first, and removed once the operator has accepted it. So it is sent at
+least once, and the operator ignores repetitions. When the spool is full, the oldest report of the
+least important kind is removed first: windows, then drift, and outcomes of orders last.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from retuned.files import make_private, read_plain
 log = logging.getLogger(__name__)
 
 Kept = ProfileReport | DriftPost | OrderDone
-"""What is kept until it is told."""
+"""Reports that are kept until the operator accepts them."""
 
 _KINDS: dict[str, type[Kept]] = {
     "0-done": OrderDone,
     "1-drift": DriftPost,
     "2-profile": ProfileReport,
 }
-"""By the beginning of a file's name: what sorts first is told first, and goes last."""
+"""By prefix of the file name: the first in order is sent first and removed last."""
 _NAME = re.compile(r"(0-done|1-drift|2-profile)-(\d{12})-([0-9a-f]{16})\.json\Z")
 _LOST = "lost"
 _MAX_FILES = 4096
@@ -47,7 +47,7 @@ class Waiting:
     path: Path
     """Its file."""
     report: Kept
-    """What it says."""
+    """Its content."""
 
 
 class Spool:
@@ -131,7 +131,7 @@ class Spool:
                 kind = _KINDS[name[: name.index("-", 2)]]
                 report = kind.model_validate_json(data or b"")
             except (OSError, ValidationError) as error:
-                log.error("%s cannot be told, it cannot be read: %s", name, type(error).__name__)
+                log.error("%s cannot be read and is not reported: %s", name, type(error).__name__)
                 self._remove(name)
                 self._lose(1, "unreadable")
                 continue
@@ -158,7 +158,7 @@ class Spool:
         self._sizes.pop(name, None)
         try:
             (self._folder / name).unlink(missing_ok=True)
-        except OSError as error:  # it is told again after a restart, which changes nothing
+        except OSError as error:  # it is sent again after a restart, without effect
             log.warning("%s stays in the spool: %s", name, error.strerror)
 
     def _files(self) -> list[Path]:

@@ -1,7 +1,7 @@
 """A sidecar's records: the same store as the daemon's, kept small.
 
-The disk is a pod's: what fills it gets the server evicted. So what is over is removed, and there is
-no trail here; the operator's, and Kubernetes' own, are the trail.
+The disk belongs to the pod: a full one gets the server evicted. So old records are removed, and no
+events are stored here; the operator and Kubernetes store them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _KEPT: Mapping[tuple[str, str], int] = {
 }
 """Most records of each kind and phase, the newest; those that are not named are few by nature."""
 _UNJUDGED = 24
-"""Fewest windows that wait to be judged; all of them are read at once."""
+"""Fewest windows that wait to be judged; all of them are read together."""
 
 
 def kept_of(baseline_windows: int) -> Mapping[tuple[str, str], int]:
@@ -69,11 +69,11 @@ class PodStore(SqliteStore):
         log.info("%s %s: %s", event.kind, event.id, event.what)
 
     def events(self, *, id: str | None = None, limit: int | None = None) -> Sequence[Event]:
-        """Return nothing: there is no trail here."""
+        """Return nothing: this store keeps no events."""
         return ()
 
     def prune(self, kept: Mapping[tuple[str, str], int]) -> int:
-        """Remove what is over, beyond the newest; return how many records went.
+        """Remove old records beyond the newest; return how many were removed.
 
         Raises
         ------
@@ -92,7 +92,7 @@ class PodStore(SqliteStore):
         return removed + self._forget_marks()
 
     def _forget_marks(self) -> int:
-        """Remove the marks of what was told and is not here any more."""
+        """Remove the marks of sent records that do not exist any more."""
         present = {f"{kind} {id}" for kind in (WINDOW, DRIFT) for id in self.ids(kind)}
         gone = [(TOLD, id) for id in self.ids(TOLD) if id not in present]
         if gone:

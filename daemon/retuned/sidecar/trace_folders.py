@@ -20,7 +20,7 @@ _MAX_FILES = 20_000
 _YOUNG_S = 10.0
 """Younger files are being written; removing one frees nothing."""
 _LEFT_S = 600.0
-"""So long a file that was refused may be looked at by people."""
+"""How long a refused file stays for people to read, seconds."""
 
 
 class EmptiedFolders:
@@ -53,7 +53,7 @@ class EmptiedFolders:
         self._read: list[tuple[Path, int]] = []
 
     def poll(self) -> Sequence[TraceBatch]:
-        """Remove what the last call returned and nobody gave back; return what is new."""
+        """Remove the files of the last call that were not given back; return new batches."""
         for path, changed_ns in self._read:
             _remove(path, unless_changed_after_ns=changed_ns)
         batches = self._source.poll()
@@ -72,10 +72,10 @@ class EmptiedFolders:
         return self._source.failures()
 
     def _make_room(self, *, all_read: bool) -> None:
-        """Remove what nobody will read any more, and the oldest of what is too much.
+        """Remove files that no step will read, and the oldest files above the limit of size.
 
-        What is left for long where there is nothing more to read was refused, or has been counted
-        already under another name.
+        An old file that remains after all were read was refused, or was counted under another
+        name.
         """
         now_ns = int(self._clock.now().timestamp() * 1e9)
         found = sorted(self._files(), key=lambda each: each[0])

@@ -1,4 +1,4 @@
-"""What people said, through the store: decisions, freezes and requests, and who they are here.
+"""Decisions, freezes and requests of people in the store, and their local identity.
 
 Decisions are written once and never changed. A request asks the daemon for something that is never
 gated (a rollback, an abort); it is carried out and then done.
@@ -26,19 +26,19 @@ R = TypeVar("R", bound=Record)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who is at the keyboard, as the operating system says."""
+    """User of the command, as the operating system reports it."""
 
     user: str
     """Login name."""
     groups: tuple[str, ...]
-    """Groups, and the policy groups they stand for, sorted."""
+    """Groups, and the policy groups that they map to, sorted."""
 
 
 def local_identity(group_map: Mapping[str, str]) -> Identity:
-    """Ask the operating system; environment variables such as ``USER`` are not believed.
+    """Ask the operating system; environment variables such as ``USER`` are not used.
 
     Root by sudo is the person whom sudo names, with that person's groups: two administrators are
-    two people. This keeps honest people apart and no more; root owns the state and can be anybody.
+    two people. This only distinguishes honest people; root owns the state and can be any user.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def identity_of_uid(uid: int, group_map: Mapping[str, str]) -> Identity:
     Parameters
     ----------
     uid
-        As the kernel says.
+        As the kernel reports it.
     group_map
         As for `local_identity`.
     """
@@ -83,7 +83,7 @@ def _user_name(uid: int) -> str:
 
 
 def _behind_sudo() -> pwd.struct_passwd | None:
-    """Return who became root by sudo; None for everybody else, and where name and id disagree."""
+    """Return the user who became root by sudo; None for others, and if name and id disagree."""
     if os.getuid() != 0:
         return None
     try:
@@ -139,7 +139,7 @@ class Approvals:
             return True
 
     def decisions(self, proposal: str) -> tuple[SwapDecision, ...]:
-        """Return what was said about a proposal, oldest first.
+        """Return the decisions on a proposal, oldest first.
 
         Raises
         ------
@@ -173,7 +173,7 @@ class Approvals:
             return True
 
     def thaw(self, freeze: str, *, who: str, at: datetime, reason: str = "") -> bool:
-        """Lift a stop sign; False if none of this name stands."""
+        """Lift a freeze; False if none of this name is in force."""
         with self._store.transaction():
             if not self._store.advance("freeze", freeze, expect="active", to="lifted"):
                 return False
@@ -182,7 +182,7 @@ class Approvals:
             return True
 
     def freezes(self, *, now: datetime) -> tuple[TuningFreeze, ...]:
-        """Return the stop signs that stand now.
+        """Return the freezes in force.
 
         Raises
         ------

@@ -88,8 +88,8 @@ def sign_artifact(
 ) -> None:
     """Publish an artifact for one server: sign which it is, what for, and its manifest's digest.
 
-    The signature replaces an earlier one at once, as after a rotation of the key; no epoch is in
-    it, because what may be loaded once may be loaded again on the way back.
+    The signature replaces an earlier one atomically, as after a rotation of the key. It contains no
+    epoch, because an artifact that may be loaded once may be loaded again by a rollback.
 
     Raises
     ------
@@ -126,7 +126,7 @@ def bundle_of(folder: Path) -> dict[str, bytes]:
     OSError
         If it cannot be read.
     ValueError
-        If the manifest is none.
+        If the manifest is invalid.
     """
     manifest = (folder / MANIFEST).read_bytes()
     files = {MANIFEST: manifest}

@@ -22,7 +22,7 @@ def no_hook(_where: str) -> None:
 
 
 class BlobFolder:
-    """Content-addressed files; several processes may write at once.
+    """Content-addressed files; several processes may write at the same time.
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ _DETAILS = {
 
 
 PASSING = frozenset({"key-unreadable", "blob-unreadable"})
-"""What keeps evidence from being read and says nothing about it."""
+"""Codes of temporary errors: the evidence cannot be read now and may be valid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +29,9 @@ class Read:
     """Evidence as it was found."""
 
     document: EvidenceDocument | None
-    """What it says; None where it cannot be read."""
+    """Its document; None if it cannot be read."""
     doubt: Doubt | None
-    """Why it is not believed; None if its bytes and its signature are whole."""
+    """Why it is not valid; None if its bytes and its signature are."""
     passing: bool = False
     """Whether the doubt is about this machine and not about the evidence: try again."""
 
@@ -44,9 +44,9 @@ def seal(payload: bytes, *, notary: Notary) -> bytes:
 
 
 def unseal(data: bytes, *, verifier: Verifier) -> tuple[EvidenceDocument | None, Doubt | None]:
-    """Open an envelope: the document, and why it is not to be believed; None if it is.
+    """Open an envelope: the document, and why it is not valid; None if it is.
 
-    A document that can be read comes back unbelieved too, so that people can look at it.
+    A readable document is returned also if it is not valid, so that people can read it.
     """
     envelope = _envelope(data)
     if isinstance(envelope, Doubt):
@@ -59,7 +59,7 @@ def unseal(data: bytes, *, verifier: Verifier) -> tuple[EvidenceDocument | None,
 
 
 def payload_of(data: bytes, *, verifier: Verifier) -> bytes | Doubt:
-    """Return the document of an envelope whatever it is about, or why it is not to be believed."""
+    """Return the document of an envelope of any kind, or why it is not valid."""
     envelope = _envelope(data)
     if isinstance(envelope, Doubt):
         return envelope
@@ -71,7 +71,7 @@ def _doubt(envelope: SignedEvidence, verifier: Verifier) -> Doubt | None:
     try:
         signature = bytes.fromhex(envelope.signature)
     except ValueError:
-        return Doubt(fault=EvidenceFault.ALTERED, detail="the signature is no bytes")
+        return Doubt(fault=EvidenceFault.ALTERED, detail="the signature is not hexadecimal")
     fault = verifier.check(envelope.payload.encode(), key=envelope.key, signature=signature)
     if fault is None:
         return None

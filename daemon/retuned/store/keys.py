@@ -1,11 +1,12 @@
 """The installation's signature: Ed25519 keys in a folder.
 
-The daemon signs what its lab hands over; decision 0006 says why. A public key is kept for ever, so
-that what an earlier key signed can be verified after a rotation; of private keys there is one.
+The daemon signs the results of its lab; decision 0006 has the reasons. Public keys are stored
+permanently, so that signatures of earlier keys can be verified after a rotation. Only one private
+key exists.
 
-Ed25519 keys as text, and what exactly they sign; nothing is kept here.
+Ed25519 keys as text, and the exact bytes that they sign.
 
-Keys that sign no more and are believed no more: one file a key, written once, never taken back.
+Revoked keys, which neither sign nor verify: one file a key, written once and permanent.
 """
 
 from __future__ import annotations
@@ -121,16 +122,16 @@ _NAME = re.compile(r"[0-9a-f]{32}")
 
 
 class Revocation(Record):
-    """Why a key is believed no more."""
+    """Revocation of a key."""
 
     key: KeyId
     """Which."""
     at: AwareDatetime
-    """When that was said."""
+    """When it was revoked."""
     reason: str = Field(default="", max_length=500)
     """Why, for people."""
     trust_until: AwareDatetime | None = None
-    """Documents written no later than this are believed still; None: not one is."""
+    """Documents written no later than this stay valid; None: no document does."""
 
 
 class Revocations:
@@ -146,7 +147,7 @@ class Revocations:
         self._folder = folder
 
     def revoke(self, revocation: Revocation) -> Revocation:
-        """Keep a revocation and return the one that stands: the first.
+        """Store a revocation and return the one that is in force: the first.
 
         Raises
         ------
@@ -172,7 +173,7 @@ class Revocations:
     def of(self, key: str) -> Revocation | None:
         """Return the revocation of a key; None where it is not revoked.
 
-        One that is damaged revokes without exception: nobody knows what was to be believed still.
+        A damaged file revokes the key without exceptions: the evidence that it excepted is unknown.
 
         Raises
         ------
@@ -225,7 +226,7 @@ def fault_of(revocation: Revocation | None, payload: bytes) -> EvidenceFault | N
 
 
 def _written_at(payload: bytes) -> datetime | None:
-    """Return when a document says that it was written; None where it does not say."""
+    """Return the time of writing in a document; None without one."""
     try:
         body = json.loads(payload)
         at = datetime.fromisoformat(str(body["written_at"]))
@@ -250,7 +251,7 @@ class Ed25519Notary:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.revocations = Revocations(folder)
-        """Keys of this folder that are believed no more."""
+        """Revoked keys of this folder."""
 
     def sign(self, payload: bytes) -> tuple[str, bytes]:
         """Return key and signature; see `Notary.sign`."""
@@ -267,9 +268,9 @@ class Ed25519Notary:
         return fault or fault_of(self.revocations.of(key), payload)
 
     def current(self, *, exposed: bool = False) -> str:
-        """Return the id of the key that signs now, and make one where there is none.
+        """Return the id of the current key, and make one if it does not exist.
 
-        With `exposed` also of one that others may have read: it signs nothing, and has a name.
+        With `exposed` also the id of a key that others may have read; it does not sign.
         """
         private = self._private(exposed=exposed) or self._make(replace=False)
         return key_id(private.public_key())
@@ -295,7 +296,7 @@ class Ed25519Notary:
     def revoke(
         self, key: str, *, at: datetime, reason: str = "", trust_until: datetime | None = None
     ) -> Revocation:
-        """Believe a key no more; what it signed until `trust_until` is believed still, if given.
+        """Revoke a key; documents that it signed until `trust_until` stay valid, if given.
 
         Raises
         ------
@@ -331,7 +332,7 @@ class Ed25519Notary:
         return found
 
     def _public(self, key: str) -> Ed25519PublicKey | None:
-        """Read one public key; None where there is none that has this name by right."""
+        """Read one public key; None without a key whose digest matches this name."""
         named = _ID.fullmatch(key)
         if named is None:
             return None
@@ -373,7 +374,7 @@ class Ed25519Notary:
         return private
 
     def _make(self, *, replace: bool) -> Ed25519PrivateKey:
-        """Make a key; where another process was first and `replace` is not said, return its own."""
+        """Make a key; unless `replace`, return the key of another process that was first."""
         private = Ed25519PrivateKey.generate()
         public = private.public_key()
         temporary = self._folder / f".{secrets.token_hex(8)}.partial"

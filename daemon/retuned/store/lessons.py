@@ -76,7 +76,7 @@ def kept(store: Store, *, prefix: str = "", verifier: Verifier | None = None) ->
 def _doubt(store: Store, lesson: Lesson, signed: Digest, *, verifier: Verifier) -> str:
     """Return why a lesson is not the one that was signed; empty if it is, or if that is unknown.
 
-    A signed form that cannot be read now says nothing against the lesson.
+    A signed form that cannot be read now is not evidence against the lesson.
     """
     try:
         text = payload_of(store.get_blob(signed), verifier=verifier)

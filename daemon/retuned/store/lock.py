@@ -1,4 +1,4 @@
-"""One daemon on one state: the lock that it holds, and whether anybody holds it."""
+"""One daemon on one state folder: its lock, and whether a process holds it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def only_one(state_dir: Path) -> Iterator[None]:
 def daemon_runs(state_dir: Path) -> bool:
     """Say whether a daemon runs on a state folder; yes where that cannot be found out.
 
-    The process number in the file is not believed: it outlives the daemon, and names nobody in
-    another container. The lock itself ends with who holds it.
+    The process number in the file is not used: it outlives the daemon, and means nothing in
+    another container. The lock itself ends with the process that holds it.
     """
     try:
         with (state_dir / _NAME).open("r") as lock:

@@ -120,7 +120,7 @@ def migrate(
     where: Path,
     migrations: tuple[tuple[Step, ...], ...] = MIGRATIONS,
 ) -> None:
-    """Bring a database to the newest version, in one transaction, whoever comes first.
+    """Bring a database to the newest version, in one transaction, safe for concurrent processes.
 
     Raises
     ------

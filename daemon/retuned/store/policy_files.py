@@ -1,4 +1,4 @@
-"""Gate policies from YAML files, with the line of every problem; a doubtful policy is no policy."""
+"""Gate policies from YAML files, with the line of every problem; invalid policies are not used."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def misread_in(path: Path) -> tuple[Problem, ...]:
 
 
 def permissions_in(path: Path) -> tuple[Problem, ...]:
-    """Return what a valid policy permits that nobody should overlook, with its lines.
+    """Return the permissions of a valid policy that need attention, with their lines.
 
     Raises
     ------
@@ -138,7 +138,7 @@ def load_policies(paths: Sequence[Path]) -> tuple[KernelTuningPolicy, ...]:
 
 
 def policy_paths(paths: Sequence[Path]) -> list[Path]:
-    """Return the files that are meant: folders stand for the YAML files in them.
+    """Return the policy files: a folder means the YAML files in it.
 
     Raises
     ------
@@ -159,7 +159,7 @@ def policy_paths(paths: Sequence[Path]) -> list[Path]:
 class PolicyFiles:
     """The policies in force, read again when a file changes.
 
-    While any of them cannot be used there is none: the broken one may have been the strictest.
+    If one of them is invalid, no policy is in force: the invalid one may be the strictest.
 
     Parameters
     ----------
@@ -172,10 +172,10 @@ class PolicyFiles:
         self._seen: object = None
         self._policies: tuple[KernelTuningPolicy, ...] = ()
         self.problem: RetunedError | None = None
-        """Why there is none; None while all is well."""
+        """Why no policy is in force; None while all files are valid."""
 
     def __call__(self) -> Sequence[KernelTuningPolicy]:
-        """Return the policies in force; empty means that nothing moves. Never raises."""
+        """Return the policies in force; empty means that no proposal continues. Never raises."""
         state = self._state()
         if state != self._seen:
             self._seen = state

@@ -1,6 +1,6 @@
 """Proposal migration: state of version 3 as the one state machine reads it.
 
-Version 3 had a state machine of its own for one machine: other phases, orders that the machine
+Version 3 had a separate state machine for one machine: other phases, orders that the state machine
 wrote itself, and quarantines as records. The old rows stay for one release under kinds that begin
 with ``v3-``.
 """

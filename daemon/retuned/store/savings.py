@@ -1,7 +1,7 @@
-"""What swaps ran and experiments took, as sums by month: what reports are made of.
+"""Savings of swaps and device time of experiments, as sums by month, for reports.
 
-Windows are large and go after a while; what they say of a swap is a few numbers. A record says all
-that a report needs, so that none of what it came from is read again.
+Windows are large and are deleted after a while; a record needs only a few numbers of them. It has
+all that a report needs, so that its sources are not read again.
 """
 
 from __future__ import annotations

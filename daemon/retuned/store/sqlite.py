@@ -104,7 +104,7 @@ class SqliteStore:
         with self._write():
             known = "SELECT 1 FROM records WHERE kind = ? AND id = ?"
             if self._db.execute(known, (kind, id)).fetchone() is not None:
-                return False  # asked first: what writes nothing is no span
+                return False  # checked first: without a write, record no span
             self._db.execute(
                 "INSERT INTO records (kind, id, phase, body, created_at, updated_at, proposal, "
                 "traceparent) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",

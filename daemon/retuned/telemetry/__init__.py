@@ -1,7 +1,7 @@
 """Every metric that Retuned shows, in one catalogue; `docs/metrics.md` is made from it.
 
-Whoever counts names a metric of it, with the labels that it has. What is not in it is a fault of
-the caller: an error in tests, thrown away and counted in production. Pure.
+A caller names a metric of the catalogue with its labels. A metric or label that is not in it is a
+fault of the caller: an error in tests; production drops the value and counts the fault. Pure.
 """
 
 from retuned.telemetry.catalogue import CATALOGUE, Fault, Refusal, admitted, exported_by, metric

@@ -15,19 +15,19 @@ _ORDER = (*OBSERVED, *TRIED, *PROPOSED, *GATED, *TOLD, *SWAPPED, *WATCHED, *GPUS
 
 CATALOGUE: Mapping[str, Metric] = {each.name: each for each in _ORDER}
 """Every metric by name, in the order of the loop."""
-if len(CATALOGUE) != len(_ORDER):  # a name that stands twice hides what the other one means
-    raise ValueError("a metric stands in the catalogue twice")
+if len(CATALOGUE) != len(_ORDER):  # a duplicate name would replace the first metric
+    raise ValueError("a metric is in the catalogue twice")
 
 
 class Fault(StrEnum):
-    """Why a number is thrown away."""
+    """Why a value is dropped."""
 
     NAME = "name"
     """The catalogue has no such metric, or not of this kind or for this program."""
     LABELS = "labels"
     """It has other labels."""
     VALUE = "value"
-    """A label says something that is not in its closed set."""
+    """A label has a value that is not in its closed set."""
     TOO_MANY = "too-many"
     """A table has more rows than it may."""
 
@@ -101,7 +101,7 @@ def admitted(
     for label in known.labels:
         value = _printable(str(labels[label.name])[:_LONGEST])
         if label.values is not None and value not in label.values:
-            if not label.strangers:
+            if not label.allows_other:
                 text = f"{name}: {label.name} is never {value!r}"
                 return Refusal(fault=Fault.VALUE, detail=text)
             value = OTHER

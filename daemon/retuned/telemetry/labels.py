@@ -1,6 +1,6 @@
-"""Labels that several metrics have, and the closed sets behind them.
+"""Labels that several metrics have, and their closed sets of values.
 
-From what waits and what stands to the rows of tables; daemon and operator show both alike.
+Also the rows of tables of open proposals and failing rollbacks, the same for daemon and operator.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ DAEMON = frozenset({Exporter.DAEMON})
 SIDECAR = frozenset({Exporter.SIDECAR})
 OPERATOR = frozenset({Exporter.OPERATOR})
 BESIDE = DAEMON | SIDECAR
-"""Whoever stands beside a server."""
+"""Programs that run beside a server."""
 JUDGES = DAEMON | OPERATOR
-"""Whoever decides on proposals."""
+"""Programs that decide on proposals."""
 ALL = BESIDE | OPERATOR
 
 KERNEL = Label(name="kernel", most=64, meaning="definition, or what the trace calls the kernel")
@@ -68,10 +68,10 @@ def words(kinds: Iterable[StrEnum]) -> frozenset[str]:
 
 
 def closed(
-    name: str, values: Iterable[str], meaning: str = "", *, strangers: bool = False
+    name: str, values: Iterable[str], meaning: str = "", *, allows_other: bool = False
 ) -> Label:
     """Return a label of known values."""
-    return Label(name=name, values=frozenset(values), meaning=meaning, strangers=strangers)
+    return Label(name=name, values=frozenset(values), meaning=meaning, allows_other=allows_other)
 
 
 PHASE = closed("phase", PHASES)
@@ -80,7 +80,7 @@ CHANNEL = closed(
     "channel",
     ("kubectl", "review-page", "cli", "slack", "webhook"),
     "way the decision came in",
-    strangers=True,
+    allows_other=True,
 )
 RISK = closed("risk", words(Risk))
 GATE_REASON = closed("reason", words(GateReason))
@@ -96,13 +96,13 @@ GOING_BACK = closed(
         "slo-alert", "order-refused", "target-gone", "withdrawn",
     },
     "code of what was wrong",
-    strangers=True,
+    allows_other=True,
 )  # fmt: skip
 
 NEWS = timedelta(minutes=15)
-"""How long a way back is shown after it began."""
+"""How long a rollback is shown after its start."""
 _SERVERS = 16
-"""Servers that are told apart where a way back fails."""
+"""Most servers with a separate row for a failing rollback."""
 _PERSON = frozenset({GateReason.MISSING_APPROVALS, GateReason.NEEDS_PERSON})
 
 
@@ -119,9 +119,9 @@ class Waiting:
     missing: int
     """Approvals that are still missing."""
     gpu_model: str = ""
-    """Accelerator that it was measured on; empty where nobody has written it down."""
+    """Accelerator that it was measured on; empty if it was not recorded."""
     pods: int | None = None
-    """Server pods that it would change; None where there are no pods."""
+    """Server pods that it would change; None outside a cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,7 @@ class SwapLabels:
     """Which swap something is about."""
 
     namespace: str
-    """Of the object; empty on one machine, and where the scrape says it."""
+    """Of the object; empty on one machine, and where the scrape adds it."""
     proposal: str
     """What commands take; empty where that is not known."""
     target: str
@@ -149,12 +149,12 @@ class SwapLabels:
 
 
 def failing_rows(found: Mapping[SwapLabels, Sequence[str]]) -> list[Row]:
-    """Return a row for each server that does not go back; the first of each subject come first.
+    """Return a row for each server whose rollback fails; the first of each subject come first.
 
     Parameters
     ----------
     found
-        By swap: pods that are not back. None where nobody knows which, and then it has a row too.
+        By swap: pods that are not rolled back. A swap without known pods has one row too.
 
     Examples
     --------
@@ -172,7 +172,7 @@ def failing_rows(found: Mapping[SwapLabels, Sequence[str]]) -> list[Row]:
 
 
 def waits_for_person(state: GateState, reason: GateReason) -> bool:
-    """Whether a person could move a proposal on; where there is no policy, nobody can.
+    """Whether a decision of a person would continue a proposal; without a policy none would.
 
     Examples
     --------
@@ -211,7 +211,7 @@ def pod_rows(waiting: Sequence[Waiting]) -> list[Row]:
 
 
 def standing(found: Mapping[str, int], label: str, *, known: Iterable[str]) -> list[Row]:
-    """Return a row for each word, also for those that nothing stands at.
+    """Return a row for each word, with 0 for words without an object.
 
     Examples
     --------

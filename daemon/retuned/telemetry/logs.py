@@ -64,7 +64,7 @@ class RateLimitFilter(logging.Filter):
             while len(self._said) > _MOST:
                 self._said.popitem(last=False)
         if left_out:
-            record.msg, record.args = f"{text} (said {left_out} more times)", ()
+            record.msg, record.args = f"{text} (repeated {left_out} times)", ()
         return True
 
 

@@ -1,8 +1,8 @@
-"""Metrics of what is changed: proposals, gates, swaps, and what is watched of them.
+"""Metrics of changes: proposals, gates, swaps, and the watch of swaps.
 
-Metrics of the channels by which people are told.
+Metrics of notification channels.
 
-Metrics of what is tried: experiments, verdicts, and the whole server measured.
+Metrics of trials: experiments, verdicts, and measurements of the whole server.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from retuned.telemetry.metric_types import Label, Metric, Stage, Unit
 from retuned.telemetry.metrics_table import LONG, QUICK, MetricSection
 
 PENDING_ROWS = 200
-"""Most proposals that wait and are told apart."""
+"""Most waiting proposals with a separate row."""
 _OPEN = (NAMESPACE, PROPOSAL)
 _SUBJECT = (NAMESPACE, PROPOSAL, TARGET, KERNEL)
 _DIGEST = Label(name="digest", most=256, meaning="artifact; every decision names it")
@@ -52,17 +52,17 @@ _SWAP = MetricSection(Stage.SWAP, BESIDE)
 _WATCH = MetricSection(Stage.WATCH, BESIDE)
 
 PROPOSED: tuple[Metric, ...] = (
-    _PROPOSED.table("retuned_proposals", "Proposals there are, by phase.", PHASE, most_rows=32),
+    _PROPOSED.table("retuned_proposals", "Stored proposals, by phase.", PHASE, most_rows=32),
     _PROPOSED.counter("retuned_swap_phases_total", "Changes of phase of proposals.", PHASE),
     _PROPOSED.counter(
         "retuned_proposals_refused_total",
-        "Wins that were not proposed, by why.",
+        "Wins that were not proposed, by reason.",
         closed("reason", words(RefusalReason)),
         by=DAEMON,
     ),
     _PROPOSED.table(
         "retuned_swap_proposal_awaiting_approval",
-        "1 for each proposal that waits for a person; it is there only while it waits.",
+        "1 for each proposal that waits for a person, while it waits.",
         *_SUBJECT,
         Label(name="gpu_model", most=64, meaning="accelerator that it was measured on"),
         _DIGEST,
@@ -91,7 +91,7 @@ PROPOSED: tuple[Metric, ...] = (
     ),
     _PROPOSED.table(
         "retuned_swap_proposal_speedup_ratio",
-        "How often faster the proposed variant is, weighted by production.",
+        "Speed-up of the proposed variant, weighted by production launches.",
         *_OPEN,
         closed("bound", ("lower", "point", "upper"), "of the interval of confidence"),
         unit=Unit.RATIO,
@@ -130,20 +130,25 @@ PROPOSED: tuple[Metric, ...] = (
 )
 
 GATED: tuple[Metric, ...] = (
-    _GATE.table("retuned_gate_standing", "Open proposals, by what the gate says.", GATE_REASON),
+    _GATE.table(
+        "retuned_gate_standing", "Open proposals, by reason of the gate decision.", GATE_REASON
+    ),
     _GATE.counter(
-        "retuned_swap_decisions_total", "Decisions of people, by what and how.", DECISION, CHANNEL
+        "retuned_swap_decisions_total",
+        "Decisions of people, by kind and channel.",
+        DECISION,
+        CHANNEL,
     ),
     _GATE.table(
         "retuned_policy_valid",
-        "1 for a policy that can be used, 0 for one that cannot: nothing moves under it.",
+        "1 for a valid policy, 0 for an invalid one, under which no proposal continues.",
         NAMESPACE,
         Label(name="policy", most=256),
         most_rows=256,
     ),
     _GATE.table(
         "retuned_freeze_since_timestamp_seconds",
-        "When a freeze that stands was put up; it is there only while it stands.",
+        "When a freeze was set, while it is in force.",
         Label(name="freeze", most=256),
         unit=Unit.TIMESTAMP,
     ),
@@ -152,34 +157,34 @@ GATED: tuple[Metric, ...] = (
 SWAPPED: tuple[Metric, ...] = (
     _SWAP.counter(
         "retuned_swaps_total",
-        "Orders that a server carried out, by which way.",
+        "Orders that a server executed, by kind.",
         closed("kind", words(SwapKind)),
     ),
     _SWAP.histogram(
         "retuned_swap_flip_seconds",
-        "Time that a server needed to change one slot over.",
+        "Time that a server needed to switch one slot.",
         buckets=QUICK,
     ),
     _SWAP.counter(
         "retuned_orders_total",
-        "Orders of the operator, by what became of them here and why.",
+        "Orders of the operator, by outcome in this pod and reason.",
         closed("outcome", words(Outcome)),
-        Label(name="reason", most=64, meaning="empty where it was carried out"),
+        Label(name="reason", most=64, meaning="empty if it was executed"),
         by=SIDECAR,
     ),
-    _SWAP.counter("retuned_canary_steps_total", "Steps of canaries, by what was done.", CANARY),
+    _SWAP.counter("retuned_canary_steps_total", "Steps of canaries, by action.", CANARY),
     _SWAP.counter(
-        "retuned_rollbacks_total", "Ways back that were begun, by why.", GOING_BACK, by=ALL
+        "retuned_rollbacks_total", "Rollbacks that were started, by reason.", GOING_BACK, by=ALL
     ),
     _SWAP.counter(
         "retuned_rollbacks_failed_total",
-        "Ways back that the server refused, by why; each is tried again and again.",
+        "Rollbacks that the server refused, by reason; each is retried until it succeeds.",
         GOING_BACK,
         by=ALL,
     ),
     _SWAP.table(
         "retuned_swap_rolled_back",
-        "1 for each swap that was taken back not long ago, for a quarter of an hour, by why.",
+        "1 for each swap that was rolled back within the last quarter of an hour, by reason.",
         *_SUBJECT,
         GOING_BACK,
         by=JUDGES,
@@ -187,7 +192,7 @@ SWAPPED: tuple[Metric, ...] = (
     ),
     _SWAP.table(
         "retuned_swap_rollback_failed",
-        "1 for each server whose way back fails; a sidecar knows no proposal's name.",
+        "1 for each server whose rollback fails; a sidecar does not know the proposal's name.",
         *_SUBJECT,
         Label(name="server", most=256, meaning="pod; empty on one machine"),
         by=ALL,
@@ -195,7 +200,7 @@ SWAPPED: tuple[Metric, ...] = (
     ),
     _SWAP.table(
         "retuned_swap_paused",
-        "1 for each rollout that is paused: a person has to say how to go on.",
+        "1 for each paused rollout, which waits for a decision of a person.",
         *_SUBJECT,
         _DIGEST,
         by=OPERATOR,
@@ -203,7 +208,7 @@ SWAPPED: tuple[Metric, ...] = (
     ),
     _SWAP.counter(
         "retuned_pages_total",
-        "What somebody was to be woken for, by why.",
+        "Pages to the person on call, by reason.",
         closed("reason", ("rollback-failed",)),
         by=OPERATOR,
     ),
@@ -212,7 +217,7 @@ SWAPPED: tuple[Metric, ...] = (
 WATCHED: tuple[Metric, ...] = (
     _WATCH.totals(
         "retuned_slot_launches_total",
-        "Launches of slots since the last order, by who served them; the server counts.",
+        "Launches of slots since the last order, by the kernel that ran; counted by the server.",
         KERNEL,
         closed("served_by", ("variant", "original")),
     ),
@@ -221,7 +226,7 @@ WATCHED: tuple[Metric, ...] = (
     ),
     _WATCH.totals(
         "retuned_shadow_mismatches_total",
-        "Comparisons in which a variant differed by more than it may, NaN and Inf included.",
+        "Comparisons in which a variant exceeded the tolerance, NaN and Inf included.",
         KERNEL,
     ),
     _WATCH.totals(
@@ -232,7 +237,7 @@ WATCHED: tuple[Metric, ...] = (
     ),
     _WATCH.table(
         "retuned_shadow_worst_ratio",
-        "Largest difference that was seen, over the one that is allowed.",
+        "Largest observed difference over the tolerance.",
         KERNEL,
         unit=Unit.RATIO,
     ),
@@ -250,13 +255,13 @@ WATCHED: tuple[Metric, ...] = (
     ),
     _WATCH.table(
         "retuned_variant_ratio",
-        "Share of launches that are to run the variant in force: 1 is all.",
+        "Share of launches that are routed to the variant in force: 1 is all.",
         KERNEL,
         unit=Unit.RATIO,
     ),
     _WATCH.table(
         "retuned_slot_tripped",
-        "1 where the server has taken a variant back by itself.",
+        "1 if the circuit breaker of the server has stopped the variant.",
         KERNEL,
     ),
 )
@@ -270,26 +275,26 @@ _SINK = closed("channel", SINKS, "where messages go")
 TOLD: tuple[Metric, ...] = (
     _TOLD.counter(
         "retuned_channel_messages_total",
-        "Messages to a channel, by what became of each try: taken, not taken and tried again, or "
-        "of no use any more before it was taken.",
+        "Tries to send a message to a channel, by outcome: sent, failed and retried, or given up "
+        "because the message is outdated.",
         _SINK,
         closed("outcome", ("sent", "failed", "given-up")),
     ),
     _TOLD.table(
         "retuned_channel_messages_waiting",
-        "Messages that a channel has not taken yet.",
+        "Messages that a channel has not accepted yet.",
         _SINK,
     ),
     _TOLD.table(
         "retuned_channel_oldest_waiting_timestamp_seconds",
-        "When the oldest message that a channel has not taken was written; none while none waits.",
+        "When the oldest message that a channel has not accepted was made; absent if none waits.",
         _SINK,
         unit=Unit.TIMESTAMP,
     ),
     _TOLD.counter(
         "retuned_channel_arrivals_total",
-        "What came from Slack and Alertmanager, by whether it was taken, refused, or is to come "
-        "again because it could not be kept.",
+        "Requests from Slack and Alertmanager, by outcome: taken, refused, or to be sent again "
+        "because it could not be stored.",
         closed("channel", ("slack", "alertmanager"), "where it came from"),
         closed("outcome", ("taken", "refused", "again")),
     ),
@@ -299,15 +304,15 @@ _TRIAL = MetricSection(Stage.EXPERIMENT, JUDGES)
 _VERDICT = MetricSection(Stage.VERDICT, DAEMON)
 
 TRIED: tuple[Metric, ...] = (
-    _TRIAL.counter("retuned_experiments_started_total", "Experiments that were begun."),
+    _TRIAL.counter("retuned_experiments_started_total", "Experiments that were started."),
     _TRIAL.counter(
         "retuned_experiments_ended_total",
-        "Experiments that came to an end, by how.",
+        "Experiments that ended, by outcome.",
         closed("outcome", EXPERIMENT_OUTCOMES),
     ),
     _TRIAL.histogram(
         "retuned_experiment_duration_seconds",
-        "Time from the begin of an experiment to its end.",
+        "Time from the start of an experiment to its end.",
         closed("outcome", EXPERIMENT_OUTCOMES),
         buckets=LONG,
     ),
@@ -318,11 +323,11 @@ TRIED: tuple[Metric, ...] = (
     ),
     _TRIAL.table(
         "retuned_experiments",
-        "Experiments there are, by how far they are.",
+        "Stored experiments, by phase.",
         closed("phase", EXPERIMENT_PHASES),
     ),
     _TRIAL.gauge(
-        "retuned_experiments_waiting", "What could be tried and has not begun: beliefs or objects."
+        "retuned_experiments_waiting", "Hypotheses or KernelExperiments that have not started."
     ),
     _TRIAL.counter(
         "retuned_experiment_phases_total",
@@ -337,13 +342,13 @@ TRIED: tuple[Metric, ...] = (
     ),
     _VERDICT.counter(
         "retuned_candidate_seconds_total",
-        "Time that candidates cost, by reason of the verdict.",
+        "Time spent on candidates, by reason of the verdict.",
         VERDICT,
         unit=Unit.SECONDS,
     ),
     _VERDICT.counter(
         "retuned_end_to_end_total",
-        "Swaps that were measured on the whole server, by what was found.",
+        "Swaps that were measured on the whole server, by outcome.",
         closed("outcome", words(EndToEndOutcome)),
         closed("reason", words(EndToEndReason)),
     ),
@@ -363,7 +368,7 @@ TRIED: tuple[Metric, ...] = (
     ),
     _VERDICT.counter(
         "retuned_own_overhead_measurements_total",
-        "Measurements of what Retuned itself adds to a step of the server, by what was found.",
+        "Measurements of Retuned's own overhead on a step of the server, by outcome.",
         closed("outcome", words(OverheadOutcome)),
         by=BESIDE,
     ),
@@ -377,7 +382,7 @@ TRIED: tuple[Metric, ...] = (
     ),
     _VERDICT.counter(
         "retuned_alarm_attributions_total",
-        "Alarms about kernel times for which swaps were tried off, by what was found.",
+        "Alarms about kernel times for which swaps were switched off as a test, by outcome.",
         closed("outcome", words(AttributionOutcome)),
         by=BESIDE,
     ),

@@ -10,7 +10,7 @@ from enum import StrEnum
 Row = tuple[Mapping[str, str], float]
 """Labels of one series, and its value."""
 OTHER = "(other)"
-"""Label value that stands for all that have no series of their own."""
+"""Label value of all that have no separate series."""
 MAX_CLOSED = 128
 """Most series that the closed labels of one metric may make."""
 _NAME = re.compile(r"retuned(_[a-z0-9]+)+")
@@ -47,14 +47,14 @@ class Unit(StrEnum):
 
 
 class Exporter(StrEnum):
-    """Who shows a metric. What runs inside a server is shown by who stands beside it."""
+    """Program that serves a metric. The program beside a server serves the server's counts."""
 
     DAEMON = "daemon"
     """``retuned run``."""
     SIDECAR = "sidecar"
     """``retuned sidecar``."""
     OPERATOR = "operator"
-    """``retuned-operator``; while it leads, except where said."""
+    """``retuned-operator``; tables only while it leads."""
 
 
 class Stage(StrEnum):
@@ -81,9 +81,9 @@ class Keeper(StrEnum):
     TELEMETRY = "telemetry"
     """Counted or set one by one, through the port."""
     TABLE = "table"
-    """All rows are replaced at a time: what is no more has no series any more."""
+    """All rows are replaced together, so that series of removed things end."""
     OWN = "own"
-    """Whoever measures it registers it: the operator's runtime, the process itself."""
+    """The part that measures it registers it: the operator's runtime, or the process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,13 +94,13 @@ class Label:
     """Name."""
     values: frozenset[str] | None = None
     """All values there are; None where they are names of things that come and go."""
-    strangers: bool = False
-    """Whether a value that is none of `values` is expected, from a server or a peer: it counts
-    as `OTHER`. Where not, it is a fault of the caller."""
+    allows_other: bool = False
+    """Whether a server or a peer may send a value outside `values`, which counts as `OTHER`.
+    Otherwise it is a fault of the caller."""
     most: int = 64
     """Without `values`: most distinct ones; what comes after counts as `OTHER`."""
     meaning: str = ""
-    """What it tells apart, where its name does not say."""
+    """What its values mean, if the name is not enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,11 +143,12 @@ class Metric:
         stem = self.name.removesuffix("_total")
         series = 1
         for label in self.labels:
-            series *= len(label.values) + int(label.strangers) if label.values is not None else 1
+            if label.values is not None:
+                series *= len(label.values) + int(label.allows_other)
             if _LABEL.fullmatch(label.name) is None or label.name in ("le", "job", "instance"):
-                return f"label {label.name!r} is none"
+                return f"label {label.name!r} is not a valid name"
         if _NAME.fullmatch(self.name) is None:
-            return "names are retuned_ and words of small letters"
+            return "a name must be retuned_ and words of lower-case letters"
         if (self.kind is MetricType.COUNTER) != (stem != self.name):
             return "counters, and only they, end in _total"
         if self.unit and not stem.endswith(f"_{self.unit}"):
@@ -175,6 +176,6 @@ class Metric:
         rows: list[dict[str, str]] = [{}]
         for label in self.labels:
             found = sorted(label.values or ())
-            found += [OTHER] if label.strangers else []
+            found += [OTHER] if label.allows_other else []
             rows = [{**row, label.name: value} for row in rows for value in found]
         return tuple(rows)

@@ -78,7 +78,7 @@ class MetricSection:
         unit: Unit = Unit.NONE,
         by: _Exporters | None = None,
     ) -> Metric:
-        """Return a counter that somebody else counts: its rows are replaced at a time."""
+        """Return a counter that another part counts: all its rows are replaced together."""
         return self.counter(name, meaning, *labels, unit=unit, by=by, keeper=Keeper.TABLE)
 
     def histogram(

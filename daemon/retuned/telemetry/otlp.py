@@ -1,8 +1,8 @@
-"""Traces out: OpenTelemetry spans over OTLP, sent by a thread of their own.
+"""Traces out: OpenTelemetry spans over OTLP, sent by a separate thread.
 
-A look at which nothing happened leaves no span: one begins, with the time at which its work began,
-when something is written down in it. What is sent lies in a bounded queue; where the collector is
-slow or away spans are lost, and nothing waits.
+A pass without a write makes no span. The first write of a pass makes one that starts when the work
+started. Spans wait in a bounded queue; if the collector is slow or away, spans are dropped and no
+caller waits.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT
 
 
 def is_on(url: str) -> bool:
-    """Whether anybody said where traces go, by a setting or by OpenTelemetry's own variables."""
+    """Whether a setting or OpenTelemetry's own variables name a collector."""
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     if os.environ.get("OTEL_TRACES_EXPORTER", "otlp").strip().lower() == "none":
@@ -58,7 +58,7 @@ def is_on(url: str) -> bool:
 
 
 def open_spans(program: str, *, url: str, **about: str) -> OtlpSpans | NoSpans:
-    """Return where spans go: to the collector, or nowhere where nobody named one.
+    """Return the exporter of spans; one that drops them if no collector is configured.
 
     Parameters
     ----------
@@ -68,12 +68,12 @@ def open_spans(program: str, *, url: str, **about: str) -> OtlpSpans | NoSpans:
         Address to post to, such as ``http://127.0.0.1:4318/v1/traces``; empty takes that of
         OpenTelemetry's variables, and without them nothing is sent.
     about
-        What is said of all spans, such as the target.
+        Attributes of all spans, such as the target.
 
     Raises
     ------
     UsageError
-        If the address is none.
+        If the address is invalid.
     """
     if not is_on(url):
         return NoSpans()
@@ -186,7 +186,7 @@ class OtlpSpans:
 
     def _fail(self, frame: Frame, error: BaseException) -> None:
         if frame.handle is None:
-            return  # nothing was written down: a look that could not be had, and comes again
+            return  # nothing was written: the pass is repeated
         from opentelemetry.trace import StatusCode
 
         said = str(harmless(f"{type(error).__name__}: {error}"))
@@ -214,7 +214,7 @@ class _Seldom(logging.Filter):
 
 
 _SELDOM = _Seldom()
-"""What is said of a collector that is away: once a minute is enough, from all together."""
+"""Limits warnings about a collector that is away to one a minute, for all threads together."""
 
 
 def _attribute(name: str) -> str:

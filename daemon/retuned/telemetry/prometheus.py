@@ -1,9 +1,9 @@
-"""Numbers out: Prometheus, and a fake that remembers.
+"""Metrics out: Prometheus, and a fake that remembers.
 
-What may be counted is in `retuned.telemetry`. Anything else is an error of the fake; Prometheus
-throws it away and counts that, because numbers never stop the loop. Label values may come from
-strangers (kernel names): past a bound they count under ``(other)``, so that no trace can eat the
-memory.
+The catalogue in `retuned.telemetry` lists all metrics. For anything else the fake raises an error.
+The Prometheus adapter drops it and counts that, because metrics never stop the loop. Label values
+may be untrusted (kernel names): above a bound they count as ``(other)``, so that no trace can
+exhaust the memory.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series be
 
 
 class _Bounds:
-    """Keeps strangers' label values to a few: those that come first."""
+    """Bounds untrusted label values: it accepts those that come first."""
 
     def __init__(self) -> None:
         self._values: dict[tuple[str, str], set[str]] = {}
@@ -132,7 +132,7 @@ class PrometheusTelemetry:
             found.observe(value)
 
     def table(self, name: str, rows: Iterable[Row]) -> None:
-        """Replace all series of a metric: what is not among the rows is no more."""
+        """Replace all series of a metric: series without a row are removed."""
         metric = CATALOGUE.get(name)
         kind = metric.kind if metric is not None else MetricType.GAUGE
         kept: dict[tuple[str, ...], float] = {}
@@ -229,7 +229,7 @@ def _version() -> str:
 
 
 class _Tables(Collector):
-    """Shows tables as they stand when they are asked for."""
+    """Serves the current rows of tables at each scrape."""
 
     def __init__(self, rows: Callable[[], Mapping[str, Mapping[tuple[str, ...], float]]]) -> None:
         self._rows = rows
@@ -251,7 +251,7 @@ class _Tables(Collector):
 
 @dataclass(slots=True)
 class FakeTelemetry:
-    """Remembers what it was told, one entry per name and labels; knows no mercy.
+    """Remembers all values, one entry per name and labels; raises on any fault.
 
     Raises
     ------
@@ -268,9 +268,9 @@ class FakeTelemetry:
     )
     """All values."""
     tables: dict[str, dict[frozenset[tuple[str, str]], float]] = field(default_factory=dict)
-    """Rows that stand, by name."""
+    """Current rows, by name."""
     exporter: Exporter | None = None
-    """Which program this stands for; None takes the metrics of all."""
+    """Program whose metrics it accepts; None accepts those of all."""
     _bounds: _Bounds = field(default_factory=_Bounds)
 
     def count(self, name: str, amount: float = 1.0, **labels: str) -> None:
@@ -309,7 +309,7 @@ class FakeTelemetry:
         return sum(v for (n, have), v in self.counters.items() if n == name and wanted <= have)
 
     def row(self, name: str, **labels: str) -> float | None:
-        """Return the row of a table that has these labels; None where there is none."""
+        """Return the row of a table that has these labels; None without one."""
         wanted = set(labels.items())
         return next((v for have, v in self.tables.get(name, {}).items() if wanted <= have), None)
 

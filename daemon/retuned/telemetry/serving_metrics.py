@@ -1,4 +1,4 @@
-"""Metrics of what is seen: traces, windows, drift, beliefs.
+"""Metrics of observation: traces, windows, drift, hypotheses.
 
 Metrics of the programs themselves, and of the devices beside them.
 """
@@ -33,19 +33,19 @@ _BELIEF = MetricSection(Stage.HYPOTHESIS, DAEMON)
 OBSERVED: tuple[Metric, ...] = (
     _TRACE.counter(
         "retuned_trace_files_total",
-        "Trace files, by whether they could be read.",
+        "Trace files, by whether they were readable.",
         closed("outcome", ("read", "refused")),
     ),
     _TRACE.counter(
         "retuned_trace_bytes_total",
-        "Size of the trace files that were read, as they lie on disk.",
+        "Size on disk of the trace files that were read.",
         unit=Unit.BYTES,
     ),
     _TRACE.counter("retuned_launches_total", "Launches that were read from traces."),
     _TRACE.counter(
         "retuned_launches_skipped_total",
-        "Rows of traces that were left out, by why.",
-        closed("reason", words(Skip), strangers=True),
+        "Rows of traces that were skipped, by reason.",
+        closed("reason", words(Skip), allows_other=True),
     ),
     _TRACE.gauge(
         "retuned_trace_lag_seconds",
@@ -73,7 +73,7 @@ OBSERVED: tuple[Metric, ...] = (
     ),
     _PROFILE.gauge(
         "retuned_window_shapeless_ratio",
-        "Share of that time in launches whose shape nobody knows.",
+        "Share of that time in launches of unknown shape.",
         unit=Unit.RATIO,
     ),
     _PROFILE.table(
@@ -98,17 +98,16 @@ OBSERVED: tuple[Metric, ...] = (
     ),
     _DRIFT.gauge(
         "retuned_drift_cusum",
-        "What that distance has added up to, in units of its own noise; some 7 or more of "
-        "it are news.",
+        "Cumulative sum (CUSUM) of that distance, in units of its noise; from about 7 it is drift.",
     ),
     _DRIFT.gauge(
         "retuned_drift_uncovered_ratio",
-        "Share of device time at shapes that nothing was tuned for.",
+        "Share of device time at shapes that no variant was tuned for.",
         unit=Unit.RATIO,
     ),
     _DRIFT.gauge(
         "retuned_drift_expected_saving_ratio",
-        "Share of device time that the last report believes a retune would save.",
+        "Share of device time that a retune would save, as estimated in the last report.",
         unit=Unit.RATIO,
     ),
     _DRIFT.gauge(
@@ -118,25 +117,25 @@ OBSERVED: tuple[Metric, ...] = (
     ),
     _DRIFT.table(
         "retuned_drift_standing",
-        "1 for what the last judged window asks for.",
+        "1 for the action of the last judged window.",
         closed("action", words(DriftAction)),
     ),
     _DRIFT.counter(
         "retuned_drift_reports_total",
-        "Judged windows, by what they ask for.",
+        "Judged windows, by action.",
         closed("action", words(DriftAction)),
     ),
     _DRIFT.counter(
         "retuned_drift_reasons_total",
-        "What windows with news named, by code.",
+        "Reasons that judged windows give for drift, by code.",
         closed("code", words(DriftCode)),
     ),
     _BELIEF.counter(
-        "retuned_hypotheses_total", "Beliefs that an experiment could test.", by=JUDGES
+        "retuned_hypotheses_total", "Hypotheses that an experiment could test.", by=JUDGES
     ),
     _BELIEF.table(
         "retuned_hypotheses",
-        "Beliefs there are, by how far they are.",
+        "Stored hypotheses, by phase.",
         closed("phase", HYPOTHESIS_PHASES),
     ),
 )
@@ -159,7 +158,7 @@ _OWN = Keeper.OWN
 RUNNING: tuple[Metric, ...] = (
     _COST.counter(
         "retuned_step_errors_total",
-        "Steps that failed, by whether that was foreseen; what was not is a bug.",
+        "Steps that failed, by whether the error is an expected one; any other is a bug.",
         _STEP,
         closed("expected", ("true", "false")),
     ),
@@ -171,13 +170,13 @@ RUNNING: tuple[Metric, ...] = (
     ),
     _COST.counter(
         "retuned_metrics_refused_total",
-        "Numbers that were thrown away because the catalogue does not have them, by why.",
+        "Values that were dropped because the catalogue does not have them, by reason.",
         closed("reason", ("name", "labels", "value", "too-many")),
         by=ALL,
     ),
     _COST.gauge(
         "retuned_build_info",
-        "1; which program this is, and its version.",
+        "Always 1; the labels name the program and its version.",
         closed("program", words(Exporter)),
         Label(name="version", most=4),
         by=ALL,
@@ -216,10 +215,12 @@ RUNNING: tuple[Metric, ...] = (
         keeper=_OWN,
     ),
     _COST.gauge("retuned_process_open_fds", "Open files of the program.", by=ALL, keeper=_OWN),
-    _COST.gauge("retuned_process_max_fds", "Most files it may open.", by=ALL, keeper=_OWN),
+    _COST.gauge(
+        "retuned_process_max_fds", "Most files that the program may open.", by=ALL, keeper=_OWN
+    ),
     _OPERATOR.histogram(
         "retuned_operator_reconcile_duration_seconds",
-        "Time that one look at an object took, by what came of it.",
+        "Time of one reconcile of an object, by result.",
         _CONTROLLER,
         Label(name="result", most=8),
         buckets=STEPS,
@@ -227,34 +228,34 @@ RUNNING: tuple[Metric, ...] = (
     ),
     _OPERATOR.histogram(
         "retuned_operator_queue_wait_seconds",
-        "Time that an object waited to be looked at.",
+        "Time that an object waited for its reconcile.",
         _CONTROLLER,
         buckets=STEPS,
         keeper=_OWN,
     ),
     _OPERATOR.gauge(
         "retuned_operator_queue_depth",
-        "Objects that wait to be looked at.",
+        "Objects that wait for a reconcile.",
         _CONTROLLER,
         keeper=_OWN,
     ),
     _OPERATOR.counter(
         "retuned_operator_watch_restarts_total",
-        "Watches that were begun again, by why.",
+        "Watches that were started again, by reason.",
         _RESOURCE,
         Label(name="reason", most=32),
         keeper=_OWN,
     ),
     _OPERATOR.gauge(
         "retuned_operator_watch_silence_seconds",
-        "Time since the API server last said anything about a kind.",
+        "Time since the last data from the API server about a kind.",
         _RESOURCE,
         unit=Unit.SECONDS,
         keeper=_OWN,
     ),
     _OPERATOR.gauge(
         "retuned_operator_leading",
-        "1 while this operator leads, 0 while it waits to.",
+        "1 while this operator leads, 0 while it waits.",
         keeper=_OWN,
     ),
     _OPERATOR.table(
@@ -267,7 +268,7 @@ RUNNING: tuple[Metric, ...] = (
     ),
     _OPERATOR.table(
         "retuned_target_ready",
-        "1 for a target whose pods report and run on one environment.",
+        "1 for a target whose pods report and run in one environment.",
         NAMESPACE,
         TARGET,
         most_rows=1_000,
@@ -282,7 +283,7 @@ RUNNING: tuple[Metric, ...] = (
 GPUS: tuple[Metric, ...] = (
     _GPU.table(
         "retuned_gpu_clock_hertz",
-        "Clock of a device now.",
+        "Current clock of a device.",
         GPU,
         closed("clock", ("core", "memory")),
         unit=Unit.HERTZ,
@@ -290,32 +291,32 @@ GPUS: tuple[Metric, ...] = (
     ),
     _GPU.table(
         "retuned_gpu_clock_ratio",
-        "Core clock now over the highest that the device has.",
+        "Current core clock over the highest clock of the device.",
         GPU,
         unit=Unit.RATIO,
     ),
     _GPU.table("retuned_gpu_power_watts", "Power that a device draws.", GPU, unit=Unit.WATTS),
-    _GPU.table("retuned_gpu_power_limit_watts", "Power that it may draw.", GPU, unit=Unit.WATTS),
+    _GPU.table("retuned_gpu_power_limit_watts", "Power limit of a device.", GPU, unit=Unit.WATTS),
     _GPU.table(
         "retuned_gpu_temperature_celsius", "Temperature of a device.", GPU, unit=Unit.CELSIUS
     ),
     _GPU.table(
         "retuned_gpu_throttled",
-        "1 for each reason why a device is slower than it could be.",
+        "1 for each reason that limits the clock of a device.",
         GPU,
         closed("reason", ("power", "thermal", "hardware", "software", "other")),
         most_rows=320,
     ),
     _GPU.table(
         "retuned_gpu_busy_ratio",
-        "Share of time in which a device did something.",
+        "Share of time in which a device was busy.",
         GPU,
         unit=Unit.RATIO,
     ),
     _GPU.table("retuned_gpu_memory_used_bytes", "Memory in use on a device.", GPU, unit=Unit.BYTES),
     _GPU.table(
         "retuned_gpu_processes",
-        "Processes on a device, by whose they are.",
+        "Processes on a device, by owner.",
         GPU,
         closed("whose", ("server", "lab", "others"), "`others` are co-tenants"),
         most_rows=192,

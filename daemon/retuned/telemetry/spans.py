@@ -1,9 +1,9 @@
 """What is being done now: the frames that logs and traces are made of.
 
-A frame says which stage works on what. Frames nest per thread; logs read them, and where traces are
-on an adapter makes spans of those in which something was written down. What crosses a process or a
-restart is one text, a W3C ``traceparent``; it comes from rows, headers and annotations, so it is a
-stranger's: what is none is nothing.
+A frame names the stage and its subject. Frames nest per thread. Logs read them, and where traces
+are on an adapter makes spans of the frames that had a write. One text crosses processes and
+restarts, a W3C ``traceparent``. It comes from rows, headers and annotations, so it is untrusted: an
+invalid one is ignored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 Value = str | int | float | bool
-"""What may be said of a span."""
+"""Type of an attribute of a span."""
 
 NOTHING: Mapping[str, Value] = MappingProxyType({})
 
@@ -38,7 +38,7 @@ class TraceContext:
     span_id: int
     """64 bits, never 0."""
     sampled: bool
-    """Whether whoever made it kept it."""
+    """Whether the sender recorded the span."""
 
     def text(self) -> str:
         """Return it as a ``traceparent``."""
@@ -46,7 +46,7 @@ class TraceContext:
 
 
 def read_traceparent(text: object) -> TraceContext | None:
-    """Read a ``traceparent``; None where it is none, whatever it is.
+    """Read a ``traceparent``; None for any invalid value.
 
     Examples
     --------
@@ -95,7 +95,7 @@ class Frame:
     began_ns: int = 0
     """Wall time of its begin, ns since the epoch."""
     own: TraceContext | None = None
-    """Its own span; None while there is none."""
+    """Its own span; None before the first write."""
     handle: Any = None
     """What an adapter keeps."""
 
@@ -175,7 +175,7 @@ class NoSpans:
             yield
 
     def carried(self) -> str:
-        """Return nothing: there is no span to go on from."""
+        """Return nothing: without traces no span can continue."""
         return ""
 
     def say(self, **about: Value) -> None:

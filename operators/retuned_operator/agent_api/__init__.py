@@ -1,9 +1,10 @@
-"""The agent API: what sidecars say, and what they are told. HTTPS, and nothing but their own pod.
+"""The agent API: sidecars send reports over HTTPS and get the orders for their pod.
 
-``identity`` decides who speaks, ``authentication`` asks the API server, ``bodies`` reads strictly,
-``limits`` holds back, ``waiting`` wakes who waits for orders, ``desired`` is what a pod is to have,
-``artifacts`` how code is handed out, ``reports`` what was said last, ``app`` ties them together and
-``serving`` is the server with its certificates. What it needs of the cluster is in ``ports``.
+``authentication`` finds the pod of a token by asking the API server. ``requests`` reads bodies,
+limits the rate of requests and renders errors. ``waiters`` wakes requests that wait for orders.
+``artifacts`` sends signed code. ``reports`` keeps the last reports of each pod. ``app`` contains
+the handlers, ``server`` the HTTPS server with its certificates, ``ports`` the interfaces to the
+cluster.
 """
 
 from retuned.control.orders import desired_orders

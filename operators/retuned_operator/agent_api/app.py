@@ -64,9 +64,9 @@ from retuned_operator.agent_api.waiters import Hub
 T = TypeVar("T", bound=SaidRecord)
 R = TypeVar("R")
 Traces = Callable[[PodRecord, Sequence[SwapOrder]], Mapping[str, str]]
-"""Spans that orders of a pod go on from, by the id of the order; from memory."""
+"""Parent spans for the orders of a pod, by the id of the order; from memory."""
 Heard = Callable[[PodRecord], bool]
-"""Whether a pod has said who it is to this very process; from memory."""
+"""Whether a pod has sent its hello to this process; from memory."""
 _ASKED_FOR = ("traces", "proofs", "alarms", "overhead", "boot")
 """Parts of an answer that a sidecar gets if it asks for them."""
 _LOOK_AGAIN_S = 5.0
@@ -82,7 +82,7 @@ class AgentSettings:
     per_s: float = 5.0
     """Requests a second of one pod."""
     burst: int = 60
-    """Requests of one pod at once."""
+    """Requests that one pod may make without a pause."""
     bodies: int = 16
     """Bodies that are read and kept at a time; 4 MiB each at most."""
     waiting: int = 5_000
@@ -149,7 +149,7 @@ class _Agent:
         return await self._kept(request, ProofPost)
 
     async def watch(self, request: Request) -> Response:
-        """Take how slots stand."""
+        """Accept the status of slots."""
         return await self._kept(request, WatchPost)
 
     async def done(self, request: Request) -> Response:
@@ -157,7 +157,7 @@ class _Agent:
         return await self._kept(request, OrderDone, order=str(request.path_params["order"]))
 
     async def orders(self, request: Request) -> Response:
-        """Answer with all that a pod is to have, at once or when it changes."""
+        """Answer with all orders of a pod, immediately or when they change."""
         pod = await self._pod(request)
         after = int(number_of(request, "after", most=2.0**53))
         wait_s = number_of(request, "wait", most=MAX_WAIT_S)
@@ -195,13 +195,13 @@ class _Agent:
         )
 
     async def alive(self, _: Request) -> Response:
-        """Say that it answers; nothing else, and to anybody."""
+        """Answer that the server works, without authentication."""
         return Response(b"ok\n", media_type="text/plain")
 
     # --- what they share --------------------------------------------------------------------------
 
     async def _pod(self, request: Request) -> PodRecord:
-        """Return who speaks, if it may now."""
+        """Return the authenticated pod, within its rate limit."""
         said = await self._authenticator.caller(bearer(request.headers.get("authorization")))
         if isinstance(said, Unknown):
             raise unknown(said)
@@ -260,7 +260,7 @@ class _Agent:
                     return answer
                 await _first(future, end, within_s=min(left_s, _LOOK_AGAIN_S))
             if await request.is_disconnected():
-                raise Answered(400, "gone", "nobody waits any more")
+                raise Answered(400, "gone", "the client has disconnected")
             again = self._fleet.pod(pod.namespace, pod.name)
             if again != pod:
                 raise unknown(Unknown.POD_REPLACED if again else Unknown.POD_UNKNOWN)
@@ -310,7 +310,7 @@ def agent_app(
     tokens
         The API server.
     hub
-        Wakes who waits.
+        Wakes waiting requests.
     clock
         Time.
     settings
@@ -318,7 +318,7 @@ def agent_app(
     traces
         Spans that orders of a pod go on from, by order; none by default.
     heard
-        Whether a pod has said who it is; one that has not is asked to.
+        Whether a pod has sent its hello to this process; if not, the answer asks for it.
     """
     agent = _Agent(
         fleet,

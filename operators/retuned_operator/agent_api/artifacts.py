@@ -1,7 +1,7 @@
-"""Artifacts on the wire: one line that says what follows, and the bytes. Checked before they go.
+"""Artifacts on the wire: one header line, and the bytes. They are checked before they are sent.
 
-The signature in the bundle is what a server believes; the checks here keep a damaged store from
-being a puzzle in a thousand pods.
+A server trusts only the signature in the bundle. The checks here report a damaged store in one
+place, before a thousand pods refuse its artifacts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from retuned.errors import Refused, UnreadableInput
 from retuned.store.artifact_folder import is_table
 
 MANIFEST = "artifact.json"
-"""The file that says what the others are."""
+"""The file that describes the other files."""
 SIGNATURE = "artifact.sig"
 """The file that a server verifies it by."""
 _PIECE_BYTES = 256 << 10
@@ -30,7 +30,7 @@ def bundle_of(digest: Digest, files: Mapping[str, bytes]) -> Bundle:
     Raises
     ------
     UnreadableInput
-        ``artifact-damaged``: it is another's, or a file is not as the manifest says.
+        ``artifact-damaged``: another artifact's manifest, or a file that differs from it.
     Refused
         ``artifact-too-large``.
     """
@@ -65,7 +65,7 @@ def _check(digest: Digest, files: Mapping[str, bytes]) -> None:
     try:
         manifest = json.loads(files[MANIFEST])
     except (KeyError, ValueError, RecursionError) as error:
-        raise _damaged(digest, f"its manifest does not say what it is ({error!r:.80})") from error
+        raise _damaged(digest, f"its manifest cannot be read ({error!r:.80})") from error
     if is_table(manifest):
         _check_table(digest, files)
         return
@@ -76,7 +76,7 @@ def _check(digest: Digest, files: Mapping[str, bytes]) -> None:
             str(manifest["binary_sha256"]).removeprefix("sha256:"),
         )
     except (KeyError, TypeError) as error:
-        raise _damaged(digest, f"its manifest does not say what it is ({error!r:.80})") from error
+        raise _damaged(digest, f"its manifest cannot be read ({error!r:.80})") from error
     if named != digest:
         raise _damaged(digest, "its manifest names another")
     if hashlib.sha256(binary).hexdigest() != expected:

@@ -1,7 +1,7 @@
-"""Tokens to callers: asked of the API server once, and believed for at most a minute.
+"""Tokens to callers: reviewed by the API server once, and trusted for at most a minute.
 
-What is kept is a digest of the token, never the token. A token that ends sooner is believed until
-then. Refusals are kept for a few seconds, so that a sidecar with a bad token cannot make the
+The cache keeps a digest of the token, never the token. A token that ends sooner is trusted until
+then. Refusals are cached for a few seconds, so that a sidecar with a bad token cannot make the
 operator ask for each of its tries; several requests with one token wait for one answer.
 
 Who speaks: from the answer of a TokenReview to a pod, and what it may speak of. Pure.
@@ -36,7 +36,7 @@ _MAX_CLAIMS_BYTES = 16 << 10
 
 
 class Unknown(StrEnum):
-    """Stable codes for a caller that is not believed."""
+    """Stable codes for a caller that is refused."""
 
     TOKEN_MISSING = "token-missing"
     TOKEN_REFUSED = "token-refused"
@@ -88,7 +88,7 @@ def caller_of(review: Mapping[str, Any], *, audience: str) -> Caller | Unknown:
     Parameters
     ----------
     review
-        The whole object, or only its ``status``; whatever is not as it should be is not believed.
+        The whole object, or only its ``status``; any unexpected value is refused.
     audience
         Must be among the audiences that the API server found the token to be for.
 
@@ -131,7 +131,7 @@ def admitted(caller: Caller, pod: PodRecord | None) -> PodRecord | Unknown:
 
 
 def speaks_for_itself(pod: PodRecord, said: AgentMessage) -> Unknown | None:
-    """Return why a record is not this pod's to tell; None where it is."""
+    """Return why this pod may not send a record; None if it may."""
     if (said.pod.namespace, said.pod.name, said.pod.uid) != (pod.namespace, pod.name, pod.uid):
         return Unknown.NOT_YOUR_POD
     if isinstance(said, Hello) and not said.target:
@@ -140,9 +140,9 @@ def speaks_for_itself(pod: PodRecord, said: AgentMessage) -> Unknown | None:
 
 
 def expiry_s(token: str) -> float | None:
-    """Return when a token says that it ends, seconds since the epoch; None where it does not say.
+    """Return the expiry in a token, seconds since the epoch; None without one.
 
-    Nothing is verified: the API server does that. It may only shorten how long its word is kept.
+    It is not verified, since the API server verifies tokens. It can only shorten the caching.
     """
     parts = token.split(".")
     if len(parts) != 3 or len(parts[1]) > _MAX_CLAIMS_BYTES:
@@ -158,7 +158,7 @@ def expiry_s(token: str) -> float | None:
 
 
 def _namespace(username: object) -> str:
-    """Return the namespace of a service account's name; empty for anybody else."""
+    """Return the namespace of a service account's name; empty for any other user."""
     if not isinstance(username, str) or not username.startswith(_SERVICE_ACCOUNT):
         return ""
     namespace, colon, name = username.removeprefix(_SERVICE_ACCOUNT).partition(":")
@@ -166,7 +166,7 @@ def _namespace(username: object) -> str:
 
 
 def _only(extra: object, key: str) -> str:
-    """Return the one value of an extra field; empty where there is none, or several."""
+    """Return the one value of an extra field; empty without a value, or with several."""
     found = extra.get(key) if isinstance(extra, Mapping) else None
     if not isinstance(found, Sequence) or isinstance(found, str) or len(found) != 1:
         return ""
@@ -211,12 +211,12 @@ class Authenticator:
         self._limiter = CapacityLimiter(_ASKED_AT_ONCE)
 
     async def caller(self, token: str | None) -> Caller | Unknown:
-        """Return who speaks.
+        """Return the caller that a token authenticates.
 
         Raises
         ------
         RetunedError
-            If the API server does not say; nobody is believed meanwhile.
+            If the API server does not answer; no token is accepted meanwhile.
         """
         if token is None or len(token) > MAX_TOKEN_BYTES:
             return Unknown.TOKEN_MISSING if token is None else Unknown.TOKEN_REFUSED
@@ -229,7 +229,7 @@ class Authenticator:
             asking = asyncio.get_running_loop().create_task(self._ask(name, token))
             self._asking[name] = asking
             asking.add_done_callback(lambda done: self._asked(name, done))
-        return await asyncio.shield(asking)  # one client that leaves ends nobody else's question
+        return await asyncio.shield(asking)  # a client that leaves cancels no shared review
 
     async def _ask(self, name: bytes, token: str) -> Caller | Unknown:
         answer = await to_thread.run_sync(
@@ -242,7 +242,7 @@ class Authenticator:
     def _asked(self, name: bytes, done: asyncio.Task[Caller | Unknown]) -> None:
         self._asking.pop(name, None)
         if not done.cancelled():
-            done.exception()  # whoever waits gets it; with nobody left it is no news
+            done.exception()  # requests that wait raise it; without one, drop it
 
     def _for_s(self, said: Caller | Unknown, token: str) -> float:
         if isinstance(said, Unknown):

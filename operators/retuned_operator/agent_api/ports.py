@@ -34,7 +34,7 @@ Said = (
     | WatchPost
     | OrderDone
 )
-"""All that a sidecar tells."""
+"""All messages of a sidecar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,19 +52,19 @@ class PodRecord:
     gpus: int = 1
     """Accelerators that it requests; 1 where it requests none that are known."""
     replica: bool = False
-    """Whether it is a canary replica, which says nothing of the servers of its target."""
+    """Whether it is a canary replica, which does not represent the servers of its target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """Who said something, and when it came."""
+    """The sender of a message, and when it arrived."""
 
     pod: PodRecord
-    """Proven by the token, not by what was said."""
+    """Authenticated by the token, not by the message."""
     at: datetime
     """By the operator's clock."""
     traceparent: str = ""
-    """Span of the pod in which what it says was found; empty where it names none."""
+    """Span of the pod that found the content; empty without one."""
 
 
 class Tokens(Protocol):
@@ -92,7 +92,7 @@ class PodDirectory(Protocol):
         Raises
         ------
         TemporaryError
-            If it is not known whether a target selects it: one that none selects goes back.
+            If it is unknown whether a target selects the pod; without a target a pod rolls back.
         """
         ...
 
@@ -102,7 +102,7 @@ class PodDirectory(Protocol):
         Raises
         ------
         TemporaryError
-            If that is not known now: a pod is then told nothing, rather than that it has none.
+            If they are unknown now: the pod then gets an error, not an empty answer.
         """
         ...
 
@@ -140,15 +140,15 @@ class PodDirectory(Protocol):
 
 
 class Inbox(Protocol):
-    """Takes what sidecars say; telling it again changes nothing. Called on worker threads."""
+    """Accepts messages of sidecars; repetitions have no effect. Called on worker threads."""
 
     def take(self, receipt: Receipt, said: Said) -> None:
-        """Keep what was said.
+        """Keep a message.
 
         Raises
         ------
         TemporaryError
-            If it cannot be kept now, as where a disk is full: the sidecar tells it again.
+            If it cannot be kept now, such as on a full disk: the sidecar sends it again.
         Refused
             If it has no meaning here.
         """

@@ -1,7 +1,7 @@
-"""What each pod said last, in memory, and what the state machines read of it.
+"""The last reports of each pod, in memory, and what the state machines read of them.
 
-Windows and drift go on to an archive that lasts; how slots stand is told anew every few seconds, so
-an operator that starts knows it soon, and until then knows nothing of it, which starts nothing.
+Windows and drift are also written to a persistent archive. Each pod reports the status of its slots
+every few seconds, so an operator that starts gets it soon. Until then it starts nothing.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from retuned.stages.watch import WatchAction, WatchReport
 from retuned_operator.agent_api.ports import Inbox, PodRecord, Receipt, Said
 
 FRESH = timedelta(seconds=60)
-"""How long what a pod said of its slots is news; harm that it told stays."""
+"""How long a pod's status of slots counts as current; reported harm stays."""
 MAX_PODS = 20_000
-"""Most pods that are remembered, those heard of last."""
+"""Most pods that are remembered, those that reported last."""
 _MAX_DONE = 64
 _MAX_SPANS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodReports:
-    """What one pod said last."""
+    """The last messages of one pod."""
 
     pod: PodRecord
     """Which."""
     heard_at: datetime
-    """When it last said anything."""
+    """When its last message arrived."""
     hello: Hello | None = None
     """Who it is; None before."""
     watch: WatchPost | None = None
-    """How its slots stand; None before."""
+    """Status of its slots; None before the first report."""
     watched_at: datetime | None = None
     """When that came; None before."""
     proofs: ProofPost | None = None
@@ -71,7 +71,7 @@ class Reports:
     archive
         Takes windows and drift, for good.
     changed
-        Called with the target of a pod that said something new which decisions read.
+        Called with the target of a pod whose report has something new for decisions.
     """
 
     def __init__(self, archive: Inbox, *, changed: Callable[[str], None] = lambda _: None) -> None:
@@ -81,10 +81,10 @@ class Reports:
         self._said: OrderedDict[str, PodReports] = OrderedDict()
 
     def take(self, receipt: Receipt, said: Said) -> None:
-        """Keep what was said; see `Inbox.take`."""
+        """Keep a message; see `Inbox.take`."""
         archived = isinstance(said, ProfileReport | DriftPost | DefinitionPost | TunablePost)
         if archived and not receipt.pod.replica:
-            self._archive.take(receipt, said)  # first: what cannot be kept is told again
+            self._archive.take(receipt, said)  # first: if it fails, the pod sends it again
         with self._lock:
             before = self._said.get(receipt.pod.uid)
             known = before or PodReports(pod=receipt.pod, heard_at=receipt.at)
@@ -97,12 +97,12 @@ class Reports:
             self._changed(receipt.pod.target)
 
     def of(self, uid: str) -> PodReports | None:
-        """Return what a pod said last; None where nothing was heard of it."""
+        """Return the last messages of a pod; None if there are none."""
         with self._lock:
             return self._said.get(uid)
 
     def has_heard(self, pod: PodRecord) -> bool:
-        """Whether a pod has said who it is since this process began."""
+        """Whether a pod has sent its hello since this process started."""
         said = self.of(pod.uid)
         return said is not None and said.hello is not None
 
@@ -142,9 +142,9 @@ def _with(known: PodReports, receipt: Receipt, said: Said) -> PodReports:
 
 
 def _is_news(before: PodReports | None, after: PodReports, said: Said) -> bool:
-    """Whether a decision could read what it did not before.
+    """Whether a report has something new that a decision reads.
 
-    How slots stand is told every few seconds by every pod, and is mostly as it was.
+    Every pod reports the status of its slots every few seconds, mostly without a change.
     """
     if isinstance(said, ProofPost) and before is not None and before.pod == after.pod:
         return before.proofs is None or _proof_essence(before.proofs) != _proof_essence(said)
@@ -193,14 +193,14 @@ def pod_fact(
     Parameters
     ----------
     said
-        What it said last; None where it never did.
+        Its last messages; None if there are none.
     name, uid, ready, ends
         As the cluster knows it.
     kernel
         Slot that the proposal is about.
     proposal
-        Id of the stage's record, see `SwapProposal.stage_proposal`: what the pod says of another
-        proposal in the same slot says nothing of this one.
+        Id of the stage's record, see `SwapProposal.stage_proposal`: reports about another
+        proposal in the same slot do not count.
     now
         The operator's time.
     """
@@ -228,7 +228,7 @@ def held_fact(said: PodReports | None, *, kernel: str, proposal: str) -> HeldFac
     Parameters
     ----------
     said
-        What it said last; None where it never did.
+        Its last messages; None if there are none.
     kernel, proposal
         As of `pod_fact`. The server may not have the slot yet.
     """

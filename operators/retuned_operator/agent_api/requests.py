@@ -1,8 +1,8 @@
-"""What strangers ask: bodies, bounded in size and time, JSON and nothing else, read strictly.
+"""Untrusted requests: bodies of JSON, bounded in size and time, and validated strictly.
 
-What is answered, and what is answered when something goes wrong.
+Answers and errors.
 
-How often one pod may ask: a bucket that fills steadily. Bounded in memory. Pure but for time.
+The rate limit of one pod: a token bucket, bounded in memory. Pure but for time.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Answered(Exception):
     message
         For people.
     retry_after_s
-        When to ask again; None says nothing.
+        When the client may retry, seconds; None does not say.
     """
 
     def __init__(
@@ -98,8 +98,8 @@ async def read_body(request: Request, *, limit: int, within_s: float = READ_WITH
         async with asyncio.timeout(within_s):
             async for chunk in request.stream():
                 if too_large or len(body) + len(chunk) > limit:
-                    # a little more is read and thrown away: whoever sends first and reads then
-                    # would not see the answer on a connection that was closed
+                    # read and drop a little more: a client that sends all before it reads would
+                    # not get the answer on a closed connection
                     too_large, drained = True, drained + len(chunk)
                     if drained > _DRAINED_BYTES:
                         break
@@ -131,7 +131,7 @@ def parse(kind: type[S], body: bytes) -> S:
         where = ".".join(str(part) for part in first["loc"])[:200] or "the body"
         raise Answered(422, "body-invalid", f"{where}: {first['msg']}"[:500]) from None
     except ValueError as error:
-        raise Answered(422, "body-invalid", f"is no JSON: {error}"[:500]) from None
+        raise Answered(422, "body-invalid", f"the body is not JSON: {error}"[:500]) from None
 
 
 def number_of(request: Request, name: str, *, most: float) -> float:
@@ -140,7 +140,7 @@ def number_of(request: Request, name: str, *, most: float) -> float:
     Raises
     ------
     Answered
-        422 ``query-invalid``, if it is none from 0 on.
+        422 ``query-invalid``, if it is not a number of at least 0.
     """
     text = request.query_params.get(name, "0")
     try:
@@ -163,7 +163,7 @@ _UNREAD = frozenset({400, 401, 403, 408, 413, 415, 429})
 
 
 def answering(handler: Handler) -> Handler:
-    """Turn what goes wrong into an answer: no request of a stranger ends in a trace for strangers.
+    """Turn errors into answers: no client gets a stack trace.
 
     One of the places where any exception is caught, logged and answered: the API must not die.
     """
@@ -207,7 +207,7 @@ def json_answer(text: str) -> Response:
 
 
 def unknown(said: Unknown) -> Answered:
-    """Return the answer to somebody who is not believed."""
+    """Return the error for a request that is not authenticated or not authorized."""
     return Answered(said.status, str(said), _SENTENCES[said])
 
 
@@ -216,7 +216,7 @@ _SENTENCES = {
     Unknown.TOKEN_REFUSED: "the API server does not know this token; it may have ended",
     Unknown.WRONG_AUDIENCE: "the token is not for this API",
     Unknown.NOT_POD_BOUND: "the token is not that of a pod",
-    Unknown.POD_UNKNOWN: "there is no such pod",
+    Unknown.POD_UNKNOWN: "no pod of that name exists",
     Unknown.POD_REPLACED: "the pod of that name is another one now",
     Unknown.NO_TARGET: "no TuningTarget selects this pod",
     Unknown.NOT_YOUR_POD: "the record is about another pod",
@@ -240,9 +240,9 @@ class RateLimit:
     clock
         Time.
     per_s
-        Requests a second that a pod may make for ever.
+        Requests a second that a pod may make on average.
     burst
-        Requests that it may make at once.
+        Requests that it may make without a pause.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The server of the agent API: TLS with certificates that are read anew when they change."""
+"""The server of the agent API: TLS with certificates that it reads again when they change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_CONNECTIONS = 12_000
 
 
 class Certificates:
-    """A certificate and its key, by path; whoever connects gets the newest that fit together.
+    """A certificate and its key, by path; each new connection gets the newest matching pair.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class Certificates:
                 except UnreadableInput as error:
                     log.error("the former certificate stays: %s", error)
                 else:
-                    log.info("certificate read anew")
+                    log.info("certificate read again")
             connection.context = self._current
 
     def _load(self) -> ssl.SSLContext:
@@ -91,7 +91,7 @@ class AgentServer(HttpsServer):
     certificates
         See `Certificates`.
     hub
-        Those that wait for orders: they are answered as things stand, and ask again elsewhere.
+        Requests that wait for orders: they get the current orders, and the clients ask again.
     port, address
         Where to listen; port 0 takes a free one.
     """

@@ -1,4 +1,4 @@
-"""Who waits for orders: futures by target, woken from any thread, and none costs a thread."""
+"""Requests that wait for orders: futures by target, woken from any thread, without threads."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from contextlib import contextmanager, suppress
 class Hub:
     """Wakes sidecars that wait, when something of their target changes.
 
-    A wake-up says nothing but that it is worth looking again; one too many does no harm.
+    A wake-up only makes the request read its orders again; a needless one is harmless.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self.closing = False
-        """Whether nobody is to wait any more."""
+        """Whether the server is about to end, so that no request waits."""
 
     @property
     def waiting(self) -> int:
@@ -35,7 +35,7 @@ class Hub:
                 future.get_loop().call_soon_threadsafe(_wake, future)
 
     def close(self) -> None:
-        """Wake all, and have nobody wait any more: the server is about to end."""
+        """Wake all requests, and let none wait any more: the server is about to end."""
         self.closing = True
         with self._lock:
             targets = list(self._waiting)

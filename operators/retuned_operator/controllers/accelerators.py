@@ -11,7 +11,7 @@ from retuned.stages.drift import GpuObservation, gpu_words
 from retuned_operator.controllers.objects import FINISHED, part, parts
 
 _MAX_GPUS = 64
-"""Most of one pod that are believed."""
+"""Most accelerators of one pod that count."""
 
 
 def gpus_of(body: Mapping[str, Any], resources: Collection[str]) -> int:
@@ -59,7 +59,7 @@ def gpus_of_all(bodies: Iterable[Mapping[str, Any]], resources: Collection[str])
 
 
 def beside_of(kept: Mapping[str, Any]) -> str:
-    """Return what accelerators did beside a drift that a pod told; empty where nothing is worth it.
+    """Return the state of accelerators during a pod's drift, as text; empty if nothing is notable.
 
     Parameters
     ----------

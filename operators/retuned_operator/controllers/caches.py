@@ -1,8 +1,8 @@
-"""Copies of the cluster that are never older than what this process has written itself.
+"""Copies of the cluster that are never older than this process' own writes.
 
-A watch brings one's own writes a moment later. In between a second look would decide on what was
-there before: two proposals could begin at once. So each answer of a write is kept until the watch
-has brought it, or something newer.
+A watch delivers one's own writes a moment later. In between a second pass would decide on the old
+state: two proposals could start together. So each answer of a write is kept until the watch has
+delivered it, or a newer version.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class StoreCaches:
     def _prune(self) -> None:
         """Forget what no store has, deleted before a watch brought it, and what has arrived.
 
-        What is under way still is not looked at again with each write.
+        Writes that have not arrived yet are not checked again with each write.
         """
         for (resource, key), (mine, _) in tuple(self._written.items()):
             body = self._stores[resource].get(key)
@@ -156,7 +156,7 @@ class StoreCaches:
         self._most = max(_MOST, 2 * len(self._written))
 
     def _newest(self, resource: Resource, body: Obj) -> Obj:
-        """Return the newer of what is there and what was written; forget what has arrived."""
+        """Return the newer of the watched and the written object; forget writes that arrived."""
         place = (resource, key_of(body))
         with self._lock:
             mine, _ = self._written.get(place, (None, ()))

@@ -1,4 +1,4 @@
-"""What a step of a proposal looks at, gathered from the caches and from what sidecars say."""
+"""Input of a step of a proposal, read from the caches and from reports of sidecars."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ class ClusterView:
     caches: Caches
     """Objects of the API server."""
     reports: Reports
-    """What sidecars say."""
+    """Reports of sidecars."""
     signals: Signals
-    """What monitoring says."""
+    """Metrics of the monitoring system."""
     ledger: Ledger
     """The operator's store."""
     kernels: Kernels
@@ -92,7 +92,7 @@ class Rollouts:
     """One target with all its proposals, as they are at one moment."""
 
     target: TuningTarget | None
-    """The servers; None where there is no such target."""
+    """The servers; None if the target does not exist."""
     proposals: tuple[SwapProposal, ...]
     """Those that can be read, oldest first."""
     unreadable: tuple[str, ...]
@@ -125,7 +125,7 @@ def _made(resource: SwapProposal) -> str:
 
 
 def target_of(world: ClusterView, key: str) -> TuningTarget | None:
-    """Return a target; None where there is none, or it is on its way out.
+    """Return a target; None if it does not exist or is being deleted.
 
     Raises
     ------
@@ -170,7 +170,7 @@ def pods_of(world: ClusterView, target: TuningTarget) -> tuple[ObservedPod, ...]
 
 
 def facts_of(world: ClusterView, rollouts: Rollouts, resource: SwapProposal) -> RolloutFacts:
-    """Return all that a step of one proposal looks at."""
+    """Return the complete input of a step of one proposal."""
     namespace, name = resource.metadata.namespace, resource.metadata.name
     target, now = rollouts.target, world.clock.now()
     policies = objects.policies(world.caches.list(POLICIES, namespace=namespace))
@@ -279,7 +279,7 @@ def _unavailable(
 
 
 def baseline(world: ClusterView, target: TuningTarget, kernel: str) -> Digest | None:
-    """Return what ought to run in a slot now, the original included; None where nobody knows."""
+    """Return the variant or original that must run in a slot now; None while it is unknown."""
     entries = target.status.active_kernels
     active = next((each.digest for each in entries if each.kernel == kernel), None)
     if active is not None:
@@ -298,12 +298,12 @@ def _together(first: Sequence[Obj] | None, second: Sequence[Obj] | None) -> Sequ
 def _evidence(
     world: ClusterView, rollouts: Rollouts, resource: SwapProposal
 ) -> tuple[bool, str | None]:
-    """Return whether evidence was looked at, and what is wrong with it; only before a swap."""
+    """Return whether evidence was checked, and its fault if any; only before a swap."""
     if not resource.status.phase.is_before_swap:
         return True, None
     servers = servers_of(world, rollouts.pods)
     if not servers:
-        return False, None  # nobody knows yet what it would run on
+        return False, None  # no pod has reported its device yet
     try:
         fault = world.ledger.doubt(resource.stage_proposal(), servers=servers)
     except TemporaryError:
@@ -326,7 +326,7 @@ def _metrics(
     *,
     now: datetime,
 ) -> Mapping[str, Compared]:
-    """Ask for the metrics of the policy, where a look is due; nobody asks for more."""
+    """Query the metrics of the policy, if its next analysis is due; otherwise query nothing."""
     rollout = resource.status.rollout
     if policies is None or target is None or rollout is None:
         return {}
@@ -400,10 +400,10 @@ def _runs_own_choice(kernel: str, told: PodOrder | None) -> bool:
 
 
 def presumed(resource: SwapProposal, pod: ObservedPod, told: PodOrder | None) -> PodFact:
-    """Return a pod that has not said anything to this process, as the status has it last.
+    """Return a pod that has not reported to this process, from the last status.
 
-    An operator that has just begun must not take the silence for a swap that never was. A pod of
-    which nothing is known is not told anything: it counts as one that does not serve yet.
+    An operator that has just started must not take missing reports for a swap that never was.
+    An unknown pod gets no order: it counts as one that does not serve yet.
     """
     if told is None or not told.done:
         return PodFact(name=pod.name, uid=pod.uid, ready=False)

@@ -1,7 +1,7 @@
-"""What people see of a step: conditions of the object, and Events beside it. Pure.
+"""The visible result of a step: conditions of the object, and Events. Pure.
 
-Both follow from the status alone, so that a step that is repeated after a crash says the same, and
-an Event that is there already is not said twice.
+Both follow from the status alone, so that a step that is repeated after a crash has the same
+result, and no Event is written twice.
 """
 
 from __future__ import annotations

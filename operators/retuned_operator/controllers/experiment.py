@@ -49,7 +49,7 @@ class _Looked:
 class Experiments:
     """Controller; its keys are experiments, ``namespace/name``.
 
-    Budgets are shared by all experiments of a policy, so one is looked at after the other.
+    All experiments of a policy share budgets, so they are reconciled one after the other.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ class Experiments:
         return self._go(_Looked(resource=resource, facts=facts))
 
     def _orphaned(self, key: str) -> float | None:
-        """Delete what is left of one that is gone: owners of other namespaces do not count."""
+        """Delete the rest of a deleted experiment: owner references do not cross namespaces."""
         jobs = self._world.caches.by(JOBS, BY_EXPERIMENT, key)
         if jobs is None or not self._world.caches.knows(EXPERIMENTS):
             return NOT_KNOWN_S
@@ -125,7 +125,7 @@ class Experiments:
         return None
 
     def _cleared(self, resource: KernelExperiment) -> float | None:
-        """Delete what an experiment that is over still holds; nothing else is asked about it."""
+        """Delete the Jobs and ConfigMaps of an experiment that has ended."""
         jobs = experiment_facts.jobs_of(self._world, resource, namespace=self._namespace(resource))
         if jobs is None:
             return NOT_KNOWN_S
@@ -188,7 +188,7 @@ class Experiments:
     def _requests(
         self, looked: _Looked, step: ExperimentStep
     ) -> dict[ExperimentAction, JobRequest]:
-        """Return the Jobs that a step makes: what cannot be made is known before it is said.
+        """Return the Jobs that a step makes, so that errors appear before the status is written.
 
         Raises
         ------
@@ -198,7 +198,7 @@ class Experiments:
             If its task cannot be put together now.
         """
         target = looked.facts.target
-        # what a Job is told follows from results that count as of this step
+        # the task of a Job depends on the results that count after this step
         resource = looked.resource.model_copy(update={"status": step.status})
         found: dict[ExperimentAction, JobRequest] = {}
         for action in step.actions:
@@ -229,7 +229,7 @@ class Experiments:
         made = experiment_facts.made_for(self._world, resource)
         if made is None:
             return
-        weighed = experiment_facts.weigh_anew(
+        weighed = experiment_facts.weigh_again(
             self._world, resource, target, made, results=results, now=now
         )
         if weighed.proposal is not None and target is not None:

@@ -1,6 +1,6 @@
-"""What a step of an experiment looks at, and what a win is worth.
+"""Input of a step of an experiment, and the outcome of a win.
 
-Jobs of experiments and their pods to what the state machine looks at. Pure.
+Jobs of experiments and their pods are converted to facts of the state machine. Pure.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def with_pods(fact: JobFact, pods: Sequence[Mapping[str, Any]], *, container: st
 
 
 def job_fact(body: Mapping[str, Any]) -> JobFact | None:
-    """Return a Job of an experiment; None where it is none, or is on its way out."""
+    """Return a Job of an experiment; None for another Job, or one that is being deleted."""
     metadata, spec, status = (objects.part(body, key) for key in ("metadata", "spec", "status"))
     labels = objects.labels_of(body)
     role, attempt = labels.get(ROLE, ""), labels.get(ATTEMPT, "")
@@ -101,8 +101,8 @@ def _state_of(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[JobSt
 def with_disruption(fact: JobFact, pods: Iterable[Mapping[str, Any]]) -> JobFact:
     """Return a Job with what happened to its pods.
 
-    A pod that was evicted or preempted, or whose node went, does not fail its Job; that it was
-    taken away is said by the pod alone.
+    A pod that was evicted or preempted, or whose node went away, does not fail its Job. Only the
+    condition ``DisruptionTarget`` of the pod shows it.
     """
     taken = any(
         each.get("type") == "DisruptionTarget" and each.get("status") == "True"
@@ -176,7 +176,7 @@ def _moments(states: Sequence[Mapping[str, Any]], key: str) -> list[datetime]:
 
 
 def _obstacle(body: Mapping[str, Any]) -> str:
-    """Return why a pod does not run: what the scheduler says, or what its node waits for."""
+    """Return why a pod does not run: the scheduler's message, or what its node waits for."""
     status = objects.part(body, "status")
     for each in objects.parts(status, "conditions"):
         if each.get("type") == "PodScheduled" and each.get("status") == "False":
@@ -202,19 +202,19 @@ class WinOutcome:
     """What became of a win."""
 
     proposal: Proposal | None = None
-    """To be written; None where there is none."""
+    """Proposal to write; None without one."""
     refusal: str | None = None
-    """Why not, stable code; None where there is a proposal, or nothing was asked."""
+    """Why there is none, a stable code; None with a proposal, or if none was requested."""
     detail: str = ""
-    """The refusal in one sentence; empty where its code says all."""
+    """The refusal in one sentence; empty if the code is enough."""
     name: str | None = None
-    """Object that it has become; None where there is none yet."""
+    """Name of the SwapProposal; None before it exists."""
 
 
 def facts_of(
     world: ClusterView, experiment: KernelExperiment, *, namespace: str, queued: bool
 ) -> ExperimentFacts | None:
-    """Return all that a step of an experiment looks at; None while that is not known.
+    """Return the complete input of a step of an experiment; None while a part is unknown.
 
     Parameters
     ----------
@@ -241,7 +241,7 @@ def facts_of(
         return None
     results = tuple(world.ledger.results(experiment))
     now = world.clock.now()
-    weighed = weigh_anew(world, experiment, target, made, results=results, now=now)
+    weighed = weigh_again(world, experiment, target, made, results=results, now=now)
     weighed = _become(experiment, made, weighed, target)
     return ExperimentFacts(
         jobs=jobs,
@@ -268,7 +268,7 @@ def made_for(world: ClusterView, experiment: KernelExperiment) -> Sequence[Obj] 
 
 
 def arch_of(world: ClusterView, target: TuningTarget) -> str:
-    """Return what the servers of a target say that they run on; empty where nobody knows it now."""
+    """Return the device or CPU that the servers of a target report; empty if unknown or mixed."""
     pods = pods_of(world, target) or ()
     cpu = target.spec.gpu.vendor is Vendor.CPU
     said = {each.cpu if cpu else each.device for each in servers_of(world, pods)}
@@ -385,7 +385,7 @@ def weigh(
         return WinOutcome(refusal="evidence-doubtful")
     live = baseline(world, target, experiment.spec.kernel.name)
     if live is None:
-        raise TemporaryError("nobody knows what runs in the slot", delay_s=10.0)
+        raise TemporaryError("the kernel that runs in the slot is unknown", delay_s=10.0)
     learned = lessons.against(world, experiment, target, win)
     if learned is not None:
         return WinOutcome(refusal=str(learned.reason), detail=learned.detail)
@@ -421,7 +421,7 @@ def weigh(
     return WinOutcome(proposal=under(answer, chosen.policy, env=env))
 
 
-def weigh_anew(
+def weigh_again(
     world: ClusterView,
     experiment: KernelExperiment,
     target: TuningTarget | None,

@@ -1,4 +1,4 @@
-"""What follows from an experiment that is over: a proposal, another try, or nothing; said once."""
+"""Result of an experiment that has ended: a proposal, another try, or nothing; written once."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class OutcomeController:
         self._acting.status(EXPERIMENTS, resource, status)
 
     def _asked(self, resource: KernelExperiment, found: NextAction) -> bool:
-        """Ask for another experiment on what is believed now; the same try has the same name."""
+        """Create the next experiment on the current hypothesis; the same try has the same name."""
         belief, target, chosen = found.belief, found.target, found.chosen
         if belief is None or target is None or chosen is None:
             raise AssertionError("`follow` names all three or none")

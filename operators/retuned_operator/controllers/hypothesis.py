@@ -201,7 +201,7 @@ def beliefs_of(
 
 
 def _was_never_made(experiment: KernelExperiment) -> bool:
-    """Whether an experiment was refused before any Job of it was there: it says nothing."""
+    """Whether an experiment was refused before its first Job: it has no result."""
     status = experiment.status
     return status.phase is ExperimentPhase.REFUSED and status.reason in tunables.UNMADE
 
@@ -242,7 +242,7 @@ def allowing(
 def planned_for(
     world: ClusterView, target: TuningTarget, belief: Hypothesis, chosen: PolicyFact
 ) -> ExperimentPlan | None:
-    """Ask stage 5; None while nobody knows what runs now, or on what."""
+    """Return the plan of stage 5; None while the incumbent or the environment is unknown."""
     live, environment = baseline(world, target, belief.definition), target.status.environment
     if live is None or environment is None:
         return None
@@ -250,7 +250,7 @@ def planned_for(
     most = chosen.policy.spec.experiments.budget.max_trials
     if most < budget.max_candidates:
         budget = budget.model_copy(update={"max_candidates": most})
-    # a server's own kernel goes to nobody, and no other source of it could be judged
+    # the source of a live kernel must not leave the operator, and its variants cannot be judged
     alone = is_tunable(belief.definition) or world.kernels.is_live(belief.definition, target=target)
     return plan(
         belief,

@@ -1,6 +1,6 @@
-"""Which Job an experiment wants, with its task; and the experiment that an administrator mended.
+"""The Job that an experiment needs, with its task; and retries after changed settings.
 
-What cannot be made is found here, before anybody is told that it was made.
+An error appears here, before the status reports the Job as made.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MENDABLE = frozenset({"gpu-model-unknown", "gpu-resource-unknown"})
 MENDED = "AskedAgain"
 """Type of the condition of an experiment that was asked for again once settings were mended."""
 _AROUND_ASKING_S = 120
-"""A pod's start and end beside the time in which a model is asked."""
+"""Time for a pod's start and end, beside its requests to a model, seconds."""
 
 
 def request_of(
@@ -126,7 +126,7 @@ def mended(
     others, _ = objects.all_of(KernelExperiment, bodies)
     chosen = allowing(policies, kernel, target)
     if (live, environment) != (spec.baseline.digest, spec.environment) or chosen is None:
-        return None  # another idea, or nobody allows it now
+        return None  # not the same plan, or no policy allows it now
     if any(e.spec.kernel.name == kernel and not e.status.phase.is_terminal for e in others):
         return LATER_S
     body = asked_for(spec.stage_plan(), target, chosen, spec.drift)

@@ -1,7 +1,7 @@
-"""Lessons of live proofs in a cluster: verdicts in a status leave them, and they refuse proposals.
+"""Lessons of live proofs in a cluster: verdicts in a status make them, and they refuse proposals.
 
-A verdict is in the status before its lesson is kept. A lesson that is missing is kept with the next
-look at the proposal, so that an operator that was killed between both loses none.
+A verdict is in the status before its lesson is stored. The next pass over the proposal stores a
+missing lesson, so that an operator that was killed between both loses none.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def against(
 def had_a_lesson(resource: SwapProposal) -> bool:
     """Whether a proposal was rolled back after a live proof that has left a lesson.
 
-    That its lesson holds is asked before.
+    Callers check before whether the lesson still applies.
     """
     rolled_back = resource.status.phase is ProposalPhase.ROLLED_BACK
     return rolled_back and any(rule.with_lesson(resource))

@@ -100,7 +100,7 @@ def follow(
 def _refined(
     world: ClusterView, resource: KernelExperiment, target: TuningTarget
 ) -> NextAction | float:
-    """Ask what the experiment says to its belief."""
+    """Compare the results of the experiment with its hypothesis."""
     spec = resource.spec
     live, environment = baseline(world, target, spec.kernel.name), target.status.environment
     bodies = world.caches.by(EXPERIMENTS, BY_TARGET, target.full_name)
@@ -108,16 +108,16 @@ def _refined(
     if None in (live, environment) or bodies is None or policies is None:
         return LATER_S
     if (live, environment) != (spec.baseline.digest, spec.environment):
-        detail = "another variant runs now, or on something else"
+        detail = "the active variant or the environment has changed"
         return NextAction(type=REFINED, reason="world-changed", detail=detail)
     if is_tunable(spec.kernel.name):
         answer = searched(world.ledger.findings(resource), ())
-        detail = answer.sentence if answer else "what was found is as much as was believed"
+        detail = answer.sentence if answer else "the search found a winner"
         return NextAction(type=REFINED, reason=code_of(answer), detail=detail)
     belief = world.ledger.belief(spec.hypothesis)
     if belief is None:
         return NextAction(
-            type=REFINED, reason="belief-unknown", detail="nobody's belief was tested"
+            type=REFINED, reason="belief-unknown", detail="its hypothesis is not in the store"
         )
     others, _ = objects.all_of(KernelExperiment, bodies)
     answer = conclude(
@@ -128,7 +128,7 @@ def _refined(
         structures=world.kernels.structures(spec.kernel.name, target=target),
     )
     if answer is None or answer.hypothesis is None:
-        detail = answer.sentence if answer else "what was found is as much as was believed"
+        detail = answer.sentence if answer else "the measured saving is enough"
         return NextAction(type=REFINED, reason=code_of(answer), detail=detail)
     if any(e.spec.kernel.name == spec.kernel.name and _is_open(e) for e in others):
         return LATER_S  # one experiment on a kernel at a time
@@ -156,7 +156,7 @@ def _is_open(experiment: KernelExperiment) -> bool:
 def _first_saving(
     world: ClusterView, others: Sequence[KernelExperiment], belief: Hypothesis
 ) -> float:
-    """Return the saving believed before any attempt; later beliefs are discounted."""
+    """Return the saving expected before any attempt; later hypotheses are discounted."""
     if not belief.attempts:
         return belief.expected_saving
     plan = belief.attempts[0].experiment
@@ -168,7 +168,7 @@ def _first_saving(
 def _again(
     world: ClusterView, resource: KernelExperiment, target: TuningTarget, *, now: datetime
 ) -> NextAction | float | None:
-    """Ask whether a win is proposed again that nobody decided on."""
+    """Decide whether a win is proposed again after its proposal expired."""
     bodies = world.caches.by(PROPOSALS, BY_TARGET, target.full_name)
     if bodies is None:
         return LATER_S
@@ -204,7 +204,7 @@ def _again(
         refusal = weighed.refusal or "not-proven"
         detail = weighed.detail or "the win does not hold any more"
         return NextAction(type=AGAIN, reason=refusal, detail=detail, look_again_s=3600.0)
-    detail = f"attempt {newest.spec.attempt + 1}: nobody had decided in time"
+    detail = f"attempt {newest.spec.attempt + 1}: the last one expired without a decision"
     return NextAction(
         type=AGAIN,
         done=True,
@@ -232,7 +232,7 @@ def _after_lessons(
     if isinstance(answer, Refusal):
         return NextAction(type=AGAIN, reason=str(answer.reason), detail=answer.detail)
     results = world.ledger.results(resource)
-    weighed = experiment_facts.weigh_anew(world, resource, target, made, results=results, now=now)
+    weighed = experiment_facts.weigh_again(world, resource, target, made, results=results, now=now)
     if weighed.refusal == _LESSON or _is_busy(made, resource.spec.kernel.name):
         return LATER_S
     if weighed.proposal is None:

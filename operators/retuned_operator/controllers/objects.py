@@ -1,7 +1,7 @@
-"""Objects of the API server to what the state machines look at. Pure.
+"""Converts objects of the API server to the input of the state machines. Pure.
 
-What cannot be read is "not known", which is None, and never left out silently: a policy, decision
-or freeze that cannot be read may be one that forbids.
+An object that cannot be read is "not known", which is None, and never left out silently: a policy,
+decision or freeze that cannot be read may be one that forbids.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def freezes(bodies: Sequence[Obj] | None) -> tuple[gate.TuningFreeze, ...] | Non
 
 
 def decisions(bodies: Sequence[Obj] | None) -> tuple[SwapDecision, ...] | None:
-    """Return what was said about a proposal; None while a word on it cannot be read.
+    """Return the decisions on a proposal; None while one of them cannot be read.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ def budget_words(body: Mapping[str, Any]) -> tuple[str, ...]:
     spec, status = part(body, "spec"), part(body, "status")
     policy = part(spec, "policyRef").get("name")
     namespace = str(part(body, "metadata").get("namespace", ""))
-    # a Job may have run to its end between two looks, and then nobody saw it begin
+    # a Job may start and end between two passes; then no status reports its start
     ran = any(ref.get("result") for ref in parts(status, "jobRefs"))
     works = status.get("phase") in _WORKING or status.get("reason") in LET_GO
     if not (status.get("startedAt") or works or ran):
@@ -175,7 +175,7 @@ def budget_words(body: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def selected(body: Mapping[str, Any], wanted: Mapping[str, str]) -> bool:
-    """Whether an object carries all of some labels; nobody is selected by none."""
+    """Whether an object carries all of some labels; an empty selector selects no object."""
     labels = labels_of(body)
     return bool(wanted) and all(labels.get(key) == value for key, value in wanted.items())
 
@@ -196,7 +196,7 @@ def is_replica(body: Mapping[str, Any]) -> bool:
 
 
 def pod_seen(body: Mapping[str, Any], *, container: str) -> ObservedPod | None:
-    """Return a server pod; None where it has ended, or has no sidecar that could be told anything.
+    """Return a server pod; None if it has ended, or has no sidecar that could get orders.
 
     Parameters
     ----------
@@ -230,7 +230,7 @@ def _ends(status: Mapping[str, Any], container: str) -> int:
 
 
 def pod_ended_at(body: Mapping[str, Any]) -> str:
-    """Return when the last container of a pod ended, RFC 3339; empty where nobody says."""
+    """Return when the last container of a pod ended, RFC 3339; empty if unknown."""
     status = part(body, "status")
     states = [
         part(part(each, "state"), "terminated") for each in parts(status, "containerStatuses")
@@ -245,7 +245,7 @@ def owner_uid(body: Mapping[str, Any]) -> str:
 
 
 def moment(text: object) -> datetime | None:
-    """Return a time of the API server; None where there is none."""
+    """Return a time of the API server; None without a valid time."""
     if not isinstance(text, str):
         return None
     try:
@@ -261,12 +261,12 @@ def labels_of(body: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def part(body: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return a mapping within an object; empty where there is none."""
+    """Return a mapping within an object; empty if it is not a mapping."""
     found = body.get(key)
     return found if isinstance(found, Mapping) else {}
 
 
 def parts(body: Mapping[str, Any], key: str) -> Sequence[Mapping[str, Any]]:
-    """Return the mappings of a list within an object; none where there is no list."""
+    """Return the mappings of a list within an object; empty if it is not a list."""
     found = body.get(key)
     return [each for each in found if isinstance(each, Mapping)] if isinstance(found, list) else []

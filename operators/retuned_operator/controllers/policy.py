@@ -15,7 +15,7 @@ from retuned_operator.kube.resources import POLICIES, Obj
 from retuned_operator.schema import PolicyObject, PolicyStatus, read
 
 MAX_WAIT_S = 3600.0
-"""Longest time until windows are looked at again, seconds."""
+"""Longest time until maintenance windows are checked again, seconds."""
 
 
 class Policies:

@@ -130,30 +130,30 @@ class Writes(Protocol):
 
 
 class Reports(Protocol):
-    """What sidecars say."""
+    """Reports of sidecars."""
 
     def of(self, uid: str) -> PodReports | None:
-        """Return what the sidecar of a pod said last; None before it said anything."""
+        """Return the last reports of a pod's sidecar; None before the first."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventSubject:
-    """What queries of a policy may name: the servers that are looked at."""
+    """Variables for queries of a policy: the servers that the analysis compares."""
 
     namespace: str
     """Of the target: ``$namespace``."""
     target: str
     """Its name: ``$target``."""
     pods: tuple[str, ...]
-    """Pods that have been told to swap: ``$pods``, a regular expression."""
+    """Pods with an order to swap: ``$pods``, a regular expression."""
 
 
 class Signals(Protocol):
-    """What a monitoring system says of the service."""
+    """Metrics of the service from a monitoring system."""
 
     def slo_firing(self, target: TuningTarget) -> bool | None:
-        """Whether an alert on the service level fires; None while nobody knows."""
+        """Whether an alert on the service level fires; None while it is unknown."""
         ...
 
     def compare(
@@ -166,7 +166,7 @@ class Signals(Protocol):
         about
             What the queries may name.
         since
-            When the first pod was told to swap.
+            When the first pod got an order to swap.
         """
         ...
 
@@ -283,7 +283,7 @@ class VerifiedWin:
     """What a trusted Job proved."""
 
     verdict: Verdict
-    """What the judge said; its evidence is signed, and in the store."""
+    """The judge's verdict; its evidence is signed, and in the store."""
     trust: TrustClass
     """Class of the author."""
     table: Solution | None = None
@@ -292,16 +292,16 @@ class VerifiedWin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenDrift:
-    """A drift report that nobody has answered yet, with the workload since."""
+    """A drift report without an experiment yet, with the workload since."""
 
     id: str
     """Its id in the store."""
     report: DriftReport
-    """What stage 3 said."""
+    """The report of stage 3."""
     beside: str = ""
-    """What the pod's accelerators did then; empty where nothing is known or worth a word."""
+    """State of the pod's accelerators then, as text; empty if unknown or not notable."""
     windows: tuple[WorkloadProfile, ...]
-    """Windows that were told since, of any pod of the target, oldest first."""
+    """Windows reported since, of any pod of the target, oldest first."""
     counts: Counts = field(default_factory=dict)
     """Launches that slots counted in these windows, those included that no trace saw."""
     traceparent: str = ""
@@ -341,12 +341,12 @@ class TunableSources(Protocol):
 
 
 class Ledger(Protocol):
-    """The operator's store, as controllers see it: results, evidence and beliefs."""
+    """The operator's store for controllers: results, evidence and hypotheses."""
 
     def collect(self, experiment: KernelExperiment) -> None:
-        """Bring in what the experiment's pods have left; a node that is away may take long.
+        """Fetch the results of the experiment's pods; a node that is away may take long.
 
-        What cannot be had is asked for later, by `results` too; after this it seldom has to.
+        A result that cannot be fetched is requested later, also by `results`.
         """
         ...
 
@@ -361,7 +361,7 @@ class Ledger(Protocol):
         ...
 
     def lost(self, experiment: KernelExperiment) -> Mapping[str, str]:
-        """Return the Jobs whose pods have ended and whose results nobody will ever read.
+        """Return the Jobs whose pods have ended without a result that can be read.
 
         By name, with a stable code that says why.
         """
@@ -437,7 +437,7 @@ class Ledger(Protocol):
         ...
 
     def table(self, digest: Digest) -> ProvenTable | None:
-        """Return a table by the digest of its text; None where there is none."""
+        """Return a table by the digest of its text; None if it is not stored."""
         ...
 
     def task(self, experiment: KernelExperiment, role: JobRole, *, arch: str = "") -> str:
@@ -446,7 +446,7 @@ class Ledger(Protocol):
         Parameters
         ----------
         arch
-            What the servers run on; empty where nobody knows it now.
+            What the servers run on; empty while it is unknown.
 
         Raises
         ------
@@ -468,11 +468,11 @@ class Ledger(Protocol):
         ...
 
     def share(self, hypothesis: str) -> float:
-        """Return the share of GPU time that a belief is about; 0 where nobody knows it."""
+        """Return the share of GPU time of a hypothesis' kernel; 0 if it is not in the store."""
         ...
 
     def belief(self, id: str) -> Hypothesis | None:
-        """Return what was believed; None where nobody wrote that down."""
+        """Return a hypothesis; None if it is not in the store."""
         ...
 
     def findings(self, experiment: KernelExperiment) -> Sequence[Finding]:
@@ -490,7 +490,7 @@ class Ledger(Protocol):
         ...
 
     def believe(self, belief: Hypothesis) -> None:
-        """Keep a belief; keeping it again changes nothing."""
+        """Store a hypothesis; storing it again changes nothing."""
         ...
 
     def answered(self, drifted: OpenDrift) -> None:
@@ -510,7 +510,7 @@ class Ledger(Protocol):
         Raises
         ------
         TemporaryError
-            If it cannot be read now, which says nothing about it.
+            If it cannot be read now; it may be valid.
         """
         ...
 
@@ -526,21 +526,21 @@ class Kernels(Protocol):
     """The catalog, as far as the operator asks it."""
 
     def incumbent(self, definition: str, *, target: TuningTarget) -> Solution | None:
-        """Return what such servers come with; None for a kernel that nobody knows."""
+        """Return the original of such servers; None for an unknown kernel."""
         ...
 
     def structures(self, definition: str, *, target: TuningTarget) -> tuple[str, ...]:
-        """Return the source structures that a search can look at; empty where nobody knows any."""
+        """Return the source structures that a search can try; empty if none is known."""
         ...
 
     def recognise(
         self, kernel: str, dims: Dims, dtypes: tuple[str, ...], *, target: TuningTarget
     ) -> tuple[str, Mapping[str, int]] | None:
-        """Return definition and variable axes of a launch; None if nobody knows it."""
+        """Return definition and variable axes of a launch; None for an unknown kernel."""
         ...
 
     def live_shapes(self, *, target: TuningTarget) -> LiveShapes:
-        """Return how launches of the live kernels of a target are told by name and grid."""
+        """Return how to find launches of a target's live kernels by name and grid."""
         ...
 
     def is_live(self, definition: str, *, target: TuningTarget) -> bool:
@@ -549,10 +549,10 @@ class Kernels(Protocol):
 
 
 class Queue(Protocol):
-    """Where a controller says that another object is to be looked at."""
+    """Queue in which a controller puts another object for its reconcile."""
 
     def add(self, key: str) -> None:
-        """Have a key looked at."""
+        """Queue a key."""
         ...
 
 
@@ -569,6 +569,6 @@ class KubernetesEvent:
     note: str
     """For people."""
     warning: bool = False
-    """Whether somebody should worry."""
+    """Whether the event has the type Warning."""
     once: str = ""
     """What makes it the same event as an earlier one; the reason by default."""

@@ -48,8 +48,8 @@ from retuned_operator.schema import (
 NOT_KNOWN_S = 5.0
 """When to look again while the caches are not complete, seconds."""
 FORMER_FINALIZER = f"{GROUP}/rollout"
-"""Proposals of earlier versions carry it, and nobody would take it away after an uninstall: pods go
-back by themselves from what nobody stands behind."""
+"""Finalizer of earlier versions. It is removed, because it would block a deletion after an
+uninstall. Pods roll back without it when their orders end."""
 _KEPT = 256
 _SETTLED = frozenset(
     {
@@ -87,7 +87,7 @@ class Proposals:
         Raises
         ------
         RetunedError
-            The first that came; the other proposals went back where they had to.
+            The first error; the other proposals have still rolled back where they had to.
         """
         rollouts = rollouts_of(self._world, key)
         if rollouts is None:
@@ -100,7 +100,7 @@ class Proposals:
         for resource in rollouts.proposals:
             try:
                 rollouts, step = self._one(rollouts, resource)
-            except RetunedError as error:  # others may go back, and nobody goes on
+            except RetunedError as error:  # others may still roll back, but none may start
                 failed = failed or error
                 rollouts = replace(rollouts, unreadable=(*rollouts.unreadable, str(error)))
                 continue
@@ -112,7 +112,7 @@ class Proposals:
         return max(0.0, (min(due) - now).total_seconds()) if due else None
 
     def _one(self, rollouts: Rollouts, resource: SwapProposal) -> tuple[Rollouts, RolloutStep]:
-        """Decide, write the status, and only then act; return how things stand after it."""
+        """Decide, write the status, and only then act; return the rollouts after it."""
         now = self._world.clock.now()
         freed = self._freed(resource)
         if freed is None or freed.status.phase in _SETTLED:
@@ -164,9 +164,9 @@ class Proposals:
         return [span for each in said if each is not None for span in each.spans.get(id, ())]
 
     def _freed(self, resource: SwapProposal) -> SwapProposal | None:
-        """Take away what an earlier version held a proposal by; None where it has gone with that.
+        """Remove the finalizer of an earlier version; None if the proposal is deleted by that.
 
-        Its pods go back by themselves.
+        Its pods roll back by themselves.
         """
         body = self._body(resource)
         known = finalizers_of(body)
@@ -178,9 +178,9 @@ class Proposals:
         return None if gone else read(SwapProposal, after)
 
     def _without_proposal(self, rollouts: Rollouts) -> None:
-        """Take out of a target what was promoted by a proposal that is there no more.
+        """Remove from a target the variants promoted by proposals that do not exist any more.
 
-        New pods do not get it any more, and those that run it go back by themselves.
+        New pods do not get them, and pods that run them roll back by themselves.
         """
         target, names = rollouts.target, {each.metadata.name for each in rollouts.proposals}
         if target is None or rollouts.unreadable:
@@ -216,9 +216,9 @@ class Proposals:
 
 
 def leaving(resource: SwapProposal) -> SwapProposal:
-    """Return a proposal as the machine is to see it: who deletes it takes it back everywhere.
+    """Return a proposal as input of the state machine: a deletion is an abort on all pods.
 
-    Without its object nobody could tell a new pod what to run.
+    Without the object the operator could not order a swap on a new pod.
     """
     if resource.metadata.deletion_timestamp is None:
         return resource
@@ -252,7 +252,7 @@ def applied(
     Raises
     ------
     Conflict
-        If what is active is not what the action was decided on: it is to be decided anew.
+        If the active variant changed since the decision: decide again.
     """
     if isinstance(action, Quarantine):
         return _quarantined(status, action.entry)

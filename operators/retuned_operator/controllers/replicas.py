@@ -205,7 +205,7 @@ def _failed(body: Obj, *, container: str) -> str:
 
 
 def _environment(said: PodReports | None) -> str | None:
-    """Return what a replica runs on; None until its server has told it."""
+    """Return the environment of a replica; None until its server has reported it."""
     hello = said.hello if said is not None else None
     return environment_of_pod(said) if hello is not None and hello.environments else None
 

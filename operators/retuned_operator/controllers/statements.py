@@ -1,4 +1,4 @@
-"""SwapDecisions and TuningFreezes: what people said, and what the operator makes of it."""
+"""SwapDecisions and TuningFreezes, and the status that the operator writes for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COUNTS_ALWAYS = (DecisionKind.REJECT, DecisionKind.ABORT)
 
 
 class Decisions:
-    """Controller; its keys are decisions, ``namespace/name``. It says what the gate has said.
+    """Controller; its keys are decisions, ``namespace/name``. It copies the gate's answer.
 
     Parameters
     ----------
@@ -104,12 +104,12 @@ class Freezes:
         self._acting = acting
 
     def reconcile(self, key: str) -> float | None:
-        """Note on a freeze whether it stands; return when it ends, seconds.
+        """Write into a freeze whether it is in force; return when it ends, seconds.
 
         Raises
         ------
         RetunedError
-            If it cannot be read, in which case it stands, or the write was refused.
+            If it cannot be read, in which case it is in force, or the write was refused.
         """
         body = self._world.caches.get(FREEZES, key)
         if body is None:
@@ -120,7 +120,7 @@ class Freezes:
         return (until - now).total_seconds() if stands and until is not None else None
 
     def _note(self, freeze: TuningFreeze, stands: bool, *, now: datetime) -> None:
-        """Write whether a freeze stands."""
+        """Write whether a freeze is in force."""
         known = condition(
             "Active",
             stands,
@@ -135,5 +135,5 @@ class Freezes:
 
 
 def is_standing(freeze: TuningFreeze, *, now: datetime) -> bool:
-    """Whether a freeze stands now."""
+    """Whether a freeze is in force now."""
     return freeze.spec.until is None or now < freeze.spec.until

@@ -77,7 +77,7 @@ class Targets:
 
 
 def again_s(key: str) -> float:
-    """Return when to look at a target again: all that began together are not due together.
+    """Return when to reconcile a target again: targets that started together get different times.
 
     Examples
     --------
@@ -101,7 +101,7 @@ def observed(
     pods
         Its pods with a sidecar.
     heard
-        What each of them said last, in the same order.
+        The last reports of each, in the same order.
     """
     said = [each for each in heard if each is not None]
     fresh = [each for each in said if now - each.heard_at <= FRESH]
@@ -181,7 +181,7 @@ def readiness(fresh: Sequence[PodReports], *, pods: int) -> tuple[bool, str, str
     Parameters
     ----------
     fresh
-        What those pods said that were heard of not long ago.
+        Reports of the pods that reported recently.
     pods
         How many there are.
 
@@ -199,11 +199,11 @@ def readiness(fresh: Sequence[PodReports], *, pods: int) -> tuple[bool, str, str
         return False, "not-reporting", count
     silent = sorted(e.pod.name for e in fresh if e.hello is None or not e.hello.environments)
     if silent:
-        message = f"{count}; the server does not say what it runs on in {_some(silent)}"
+        message = f"{count}; no environment reported in {_some(silent)}"
         return False, "server-silent", message
     apart = sorted(each.pod.name for each in fresh if environment_of(each.hello) is None)
     if apart:
-        message = f"{count}; processes of one server run on different things in {_some(apart)}"
+        message = f"{count}; processes of one server have different environments in {_some(apart)}"
         return False, "environments-differ", message
     if len({environment_of(each.hello) for each in fresh}) > 1:
         return False, "environments-differ", f"{count}; they run on different things"

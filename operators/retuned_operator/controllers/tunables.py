@@ -57,7 +57,7 @@ class TunableFacts:
 def believed(
     facts: TunableFacts, *, now: datetime, settings: HypothesisSettings | None = None
 ) -> Hypothesis | Untried:
-    """Return a hypothesis about a tunable, or the reason why there is none."""
+    """Return a hypothesis about a tunable, or the reason against one."""
     refused = _refused(facts, now)
     if refused is not None:
         return refused

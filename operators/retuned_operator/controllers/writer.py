@@ -1,9 +1,9 @@
 """What controllers do to the cluster: each write may be repeated.
 
-A status is written for the version that was looked at; children have names that follow from what
-they are for, and "already there" is a success; what is to be deleted and is not there is deleted.
+A status is written only over the version that was read. Names of children follow from their
+purpose, and "already exists" is a success. Deleting an absent object is a success too.
 
-Changes of phase, as numbers. They are counted where they are written: once, by who leads.
+Changes of phase are counted where they are written: once, by the leader.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class ClusterWriter:
         Raises
         ------
         ApiError
-            `Conflict` if somebody else has written meanwhile, or any other.
+            `Conflict` if another client wrote since the read, or any other.
         """
         if status == seen.status:
             return seen
@@ -110,7 +110,7 @@ class ClusterWriter:
         return read(type(seen), body)
 
     def make(self, resource: Resource, body: Mapping[str, Any]) -> None:
-        """Make a child whose name says what it is for; one that is there is the same one.
+        """Create a child whose name follows from its purpose; an existing one is the same one.
 
         It carries the span that is open.
         """
@@ -178,7 +178,7 @@ class ClusterWriter:
         Raises
         ------
         ApiError
-            `Conflict` if somebody else has written in between, or any other.
+            `Conflict` if another client wrote since the read, or any other.
         """
         metadata = seen.metadata
         body = self._api.get(TARGETS, metadata.name, namespace=metadata.namespace)
@@ -199,7 +199,7 @@ class ClusterWriter:
                 log.warning("no event %s: %s", each.reason, error)
 
     def page(self, resource: SwapProposal, page: PageOnCall) -> None:
-        """Wake somebody, by a number that an alert looks at."""
+        """Page the person on call, by a counter that an alert reads."""
         log.error("%s: %s: %s", resource.target, page.reason, page.detail)
         self._telemetry.count("retuned_pages_total", reason=page.reason)
 
@@ -236,7 +236,7 @@ def experiment_moved(
 
 
 def _has_begun(status: KernelExperimentStatus) -> bool:
-    """Whether a pod ran; a short Job is over before anybody has seen it run."""
+    """Whether a pod ran; a short Job may end before its run is observed."""
     working = (ExperimentPhase.RUNNING, ExperimentPhase.VERIFYING)
     return status.started_at is not None or status.phase in working
 

@@ -1,6 +1,6 @@
 """A small controller runtime over the official client's connections.
 
-``client`` reads and writes, ``reflector`` keeps copies of what is watched in a ``store``, ``queue``
-says what is to be looked at next, ``lease`` who may act, ``manager`` runs it all: whenever
-something about an object may have changed, ``reconcile(key)`` looks at the whole of it.
+``client`` reads and writes, ``informer`` caches watched objects, ``queue`` has the next keys,
+``lease`` elects the leader, and ``manager`` runs all of it: after any change that may concern an
+object it calls ``reconcile(key)``, which reads the whole object.
 """

@@ -54,7 +54,7 @@ class Api:
         return Api(self._transport, guard=guard, manager=self._manager)
 
     def acting_as(self, user: str, groups: Sequence[str]) -> Api:
-        """Return the same API server as somebody else sees it; it checks whether we may.
+        """Return the same API server with requests in another user's name, by impersonation.
 
         Raises
         ------
@@ -80,7 +80,7 @@ class Api:
     def list(
         self, resource: Resource, *, namespace: str = "", labels: str = "", fields: str = ""
     ) -> Listing:
-        """Return all objects that are selected, as they stand now.
+        """Return all selected objects, in their current state.
 
         Parameters
         ----------
@@ -99,7 +99,7 @@ class Api:
         chosen = partial(self.pages, resource, namespace=namespace, labels=labels, fields=fields)
         try:
             pages = tuple(chosen())
-        except Gone:  # the list changed too much while it was read; so all of it at once
+        except Gone:  # the list changed too much while it was read; read it in one part
             pages = tuple(chosen(limit=0))
         items = tuple(each for page in pages for each in page.items)
         return Listing(items=items, version=pages[-1].version)
@@ -113,14 +113,14 @@ class Api:
         fields: str = "",
         limit: int = _PAGE,
     ) -> Iterator[Listing]:
-        """Yield the objects of a `list` in parts, so that they need not all be held at once.
+        """Yield the objects of a `list` in parts, so that they need not all be in memory.
 
         Parameters
         ----------
         resource, namespace, labels, fields
             As `list`.
         limit
-            Objects a part; 0 means all at once.
+            Objects a part; 0 means one part.
 
         Raises
         ------
@@ -184,7 +184,7 @@ class Api:
         Raises
         ------
         ApiError
-            `NotFound` if there is no such pod, `Invalid` if the container has never run or its
+            `NotFound` if the pod does not exist, `Invalid` if the container has never run or its
             node has forgotten it, or any other.
         """
         path = PODS.path(namespace=namespace, name=name, subresource="log")
@@ -194,7 +194,7 @@ class Api:
     # --- writing ----------------------------------------------------------------------------------
 
     def create(self, resource: Resource, body: Mapping[str, Any]) -> Obj:
-        """Make an object and return it; also asks for a review, which is no object.
+        """Create an object and return it; also for reviews, which the API server does not store.
 
         Raises
         ------
@@ -208,12 +208,12 @@ class Api:
     def create_once(self, resource: Resource, body: Mapping[str, Any]) -> Obj:
         """Make an object, or return the one that was made before for the same owner.
 
-        For children with deterministic names: after a crash the same is asked for again.
+        For children with deterministic names: after a crash the operator creates the same again.
 
         Raises
         ------
         ApiError
-            `Conflict` if the one that is there belongs to somebody else, or any other.
+            `Conflict` if the existing object has other owners, or any other.
         """
         try:
             return self.create(resource, body)
@@ -222,7 +222,7 @@ class Api:
             found = self.get(resource, wanted["name"], namespace=namespace_of(resource, body))
             if owners_of(found) == owners_of(body):
                 return found
-            text = f"{resource.plural} {wanted['name']} is there and belongs to somebody else"
+            text = f"{resource.plural} {wanted['name']} exists and has other owners"
             raise Conflict(text, status=409, reason="AlreadyExists") from error
 
     def apply(self, resource: Resource, body: Mapping[str, Any], *, force: bool = True) -> Obj:
@@ -360,7 +360,7 @@ def connect(
     Raises
     ------
     UsageError
-        If nothing says where it is.
+        If no kubeconfig or service account names it.
     """
     configuration = configuration_of(kubeconfig, context=context)
     return Api(Transport(configuration, timeouts=timeouts or Timeouts()))

@@ -1,12 +1,12 @@
-"""What the API server answers when it does not do what was asked, as one small tree.
+"""Errors of the API server, as one small tree.
 
 ApiError
 ├── NotFound        no such object, kind or namespace
-├── Conflict        somebody else wrote first, or a field is another manager's
+├── Conflict        another client wrote first, or another manager owns a field
 │   └── AlreadyExists
 ├── Gone            the version to watch from is too old: list again
 ├── Forbidden       the operator's role does not allow it
-├── Unauthorized    the API server does not know who asks
+├── Unauthorized    the API server does not authenticate the caller
 ├── Invalid         the object breaks its schema, a rule or a policy
 └── Unavailable     no answer, or not now; carries the delay (also a `TemporaryError`)
 """
@@ -26,7 +26,7 @@ _DELAY_S = 1.0
 
 
 class ApiError(RetunedError):
-    """The API server said no.
+    """The API server refused a request, or did not answer.
 
     Parameters
     ----------
@@ -47,13 +47,13 @@ class ApiError(RetunedError):
 
 
 class NotFound(ApiError):
-    """There is no such object, kind or namespace."""
+    """The object, kind or namespace does not exist."""
 
     code = "not-found"
 
 
 class Conflict(ApiError):
-    """The object is not what the writer believed; read it again and decide again."""
+    """The object differs from the writer's copy; read it again and decide again."""
 
     code = "conflict"
 
@@ -71,13 +71,13 @@ class Gone(ApiError):
 
 
 class Forbidden(ApiError):
-    """The role of who asks does not allow it."""
+    """The role of the caller does not allow it."""
 
     code = "forbidden"
 
 
 class Unauthorized(ApiError):
-    """The API server does not know who asks."""
+    """The API server does not authenticate the caller."""
 
     code = "unauthorized"
 
@@ -133,7 +133,7 @@ def answered(what: str, *, status: int, body: object, retry_after: str = "") -> 
     body
         JSON of the answer: a ``Status`` object, or anything.
     retry_after
-        Header of that name; empty where there is none.
+        Header of that name; empty without one.
 
     Examples
     --------

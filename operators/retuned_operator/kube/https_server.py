@@ -1,4 +1,4 @@
-"""HTTPS on a thread of its own, for the agent API and the webhook alike."""
+"""An HTTPS server on a separate thread, for the agent API and the webhook."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ class HttpsServer:
     app
         The application.
     context
-        Certificates; whoever made it may exchange them while it serves.
+        Certificates; the caller may exchange them while it serves.
     host, port
         Where to listen; port 0 takes a free one, see `port`.
     name
         Of the thread, and for messages.
     max_at_once
-        Connections and requests under way; the rest is told to come again.
+        Most connections and requests under way; the server answers more with 503.
     stop_s
         How long ending may take, seconds; requests under way get half of it.
     before_stop
-        Called first when it is to end, such as to answer who waits.
+        Called first when it is to end, such as to answer waiting requests.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """Keeps a store like the API server's: list once, watch from there, and list again where it must.
 
-A watch can die without a word: the server went away behind a proxy, and nothing ever arrives. So
-the server is asked to end each watch after a minute (`Timeouts.watch_s`), and silence for longer
-(`Timeouts.stall_s`) ends it here; either way it goes on from where it was. Tries after a failure
-wait longer each time.
+A watch can stop without an error: the server behind a proxy went away, and nothing arrives. So
+each watch asks the server to end it after a minute (`Timeouts.watch_s`), and the client ends it
+after a longer silence (`Timeouts.stall_s`). In both cases a new watch continues from the last
+version. The delay grows with each failure.
 
 Copies of what was listed and watched, with look-ups.
 """
@@ -32,7 +32,7 @@ Index = Callable[[Obj], Iterable[str]]
 
 
 def key_of(body: Mapping[str, Any]) -> str:
-    """Return the key of an object: ``namespace/name``, or ``name`` where there is no namespace.
+    """Return the key of an object: ``namespace/name``, or ``name`` without a namespace.
 
     Examples
     --------
@@ -117,7 +117,7 @@ class ObjectCache:
         Raises
         ------
         KeyError
-            If there is no such index.
+            If the store does not have this index.
         """
         found = self._index(index)
         with self._lock:
@@ -130,7 +130,7 @@ class ObjectCache:
         Raises
         ------
         KeyError
-            If there is no such index.
+            If the store does not have this index.
         """
         found = self._index(index)
         with self._lock:
@@ -142,7 +142,7 @@ class ObjectCache:
         Raises
         ------
         KeyError
-            If there is no such index.
+            If the store does not have this index.
         """
         found = self._index(index)
         with self._lock:
@@ -186,7 +186,7 @@ class ObjectCache:
         for name, index in self._indices.items():
             try:
                 words = frozenset(index(body))
-            except Exception:  # a stranger's object must not end the watch; `list` still has it
+            except Exception:  # an unexpected object must not end the watch; `list` still has it
                 log.exception("%s is not to be found by %s", key_of(body), name)
             else:
                 yield from ((name, word) for word in words)
@@ -207,8 +207,8 @@ def _decoded(text: bytes) -> Obj:
 
 
 _SHORT_S = 1.0
-"""A watch that ends sooner without a word is a failure, or it would be begun again at once, for
-ever."""
+"""A watch that ends sooner without an error counts as a failure; otherwise it would be started
+again without a delay, forever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,7 +255,7 @@ class Reflector:
     backoff
         Of failures.
     clock
-        Seconds that never go back.
+        Monotonic seconds.
     """
 
     def __init__(
@@ -304,13 +304,13 @@ class Reflector:
                 stop.wait(self._backoff.delay_s(self._failures))
 
     def interrupt(self) -> None:
-        """End the watch that is under way, from another thread; `run` looks at `stop` then."""
+        """End the active watch from another thread; `run` then checks `stop`."""
         with self._watch_lock:
             if self._watch is not None:
                 self._watch.interrupt()
 
     def _once(self, stop: threading.Event) -> str:
-        """List if need be and watch until it ends; return a code that says why it did."""
+        """List if necessary and watch until it ends; return the code of the reason."""
         plural = self._selection.resource.plural
         try:
             if not self._version:
@@ -331,7 +331,7 @@ class Reflector:
         except Exception:  # what cannot be taken in must not end the work for good
             self._failures += 1
             self._version = ""
-            log.exception("%s: an answer that nobody expected; all are listed again", plural)
+            log.exception("%s: an unexpected answer; list all again", plural)
             return "bug"
         if self._clock() - began < _SHORT_S:
             self._failures += 1

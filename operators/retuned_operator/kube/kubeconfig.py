@@ -1,4 +1,4 @@
-"""Where an API server is and who asks there: a kubeconfig, or the service account of a pod."""
+"""Address and credentials of an API server: a kubeconfig, or the service account of a pod."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def configuration_of(
     Parameters
     ----------
     kubeconfig
-        None means: the service account inside a pod, and elsewhere what ``KUBECONFIG`` says.
+        None means the service account inside a pod, and elsewhere ``KUBECONFIG``.
     context
         One of its contexts; None means the current one.
 
     Raises
     ------
     UsageError
-        If nothing says where the API server is, or it cannot be read.
+        If no configuration names an API server, or it cannot be read.
     """
     found = Configuration()
     of = "" if kubeconfig is None else f" by {printable(str(kubeconfig))}"

@@ -6,7 +6,7 @@ after `renew_deadline_s` without a renewal, counted from before the last one was
 begins after `duration_s` at the earliest, counted from when it saw that renewal. The time between
 the two is for writes that are under way.
 
-When a lease is somebody's: how long it holds, and what is seen of it. Pure.
+The rules of a lease are pure: how long it lasts, and what one observes of it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LeaseTimes:
     """Without a renewal for so long, who holds it stops: several tries, also where a machine is so
     busy that each takes seconds."""
     renew_s: float = 2.0
-    """From the begin of a renewal to the next, and between looks at another's lease."""
+    """From the start of a renewal to the next, and between reads of another's lease."""
     fresh_s: float = 6.0
     """A confirmation is good for so long; after it the lease is read before a write."""
 
@@ -54,9 +54,9 @@ class ObservedLease:
     version: str
     """Its ``resourceVersion``."""
     holder: str
-    """Who holds it; empty if nobody."""
+    """Its holder; empty if it is free."""
     duration_s: float
-    """For how long after a renewal, as its holder says."""
+    """How long it lasts after a renewal, as its holder wrote."""
     since_s: float
     """When this version was first seen, on one's own clock."""
 
@@ -104,7 +104,7 @@ def may_take(seen: ObservedLease, me: str, *, now_s: float, times: LeaseTimes) -
 
 
 def holder_of(body: Obj) -> str:
-    """Return who holds a lease; empty if nobody."""
+    """Return the holder of a lease; empty if it is free."""
     return str((body.get("spec") or {}).get("holderIdentity") or "")
 
 
@@ -138,10 +138,10 @@ class Leader:
     times
         See `LeaseTimes`.
     on_lost
-        Called once when the lease is lost; by default the process ends at once, because whatever
-        its threads are about to write is not theirs to write any more.
+        Called once when the lease is lost; by default the process ends immediately, because its
+        threads have no right to write any more.
     clock
-        Seconds that never go back.
+        Monotonic seconds.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class Leader:
         self._mine_last: Obj | None = None
         """The lease as the last renewal left it; None where it is to be read first."""
         self._confirmed_s = -float("inf")
-        """When the request was sent whose answer last said that this one leads."""
+        """When the request was sent whose answer last confirmed this leader."""
         self._lost = False
         self._reading = threading.Lock()
         """Held by the one writer that reads the lease; never by who renews it."""
@@ -265,7 +265,7 @@ class Leader:
         return self._renewed() or self._taken()
 
     def _renewed(self) -> bool:
-        """Renew by one request what has not changed since; whoever else wrote it is a conflict."""
+        """Renew an unchanged lease by one request; another client's write is a conflict."""
         body, self._mine_last = self._mine_last, None
         if body is None:
             return False
@@ -289,7 +289,7 @@ class Leader:
                 return False
             else:
                 mine = self._api.replace(LEASES, self._mine(body))
-        except Conflict:  # somebody was faster, or the write before this one came through after all
+        except Conflict:  # another client wrote, or the previous write arrived late
             return self.is_leading()
         self._hold_as(mine, sent_s=sent)
         return True
@@ -310,7 +310,7 @@ class Leader:
         return self._seen
 
     def _release(self) -> None:
-        """Let the next one begin at once; if that fails, it begins when the lease has run out."""
+        """Free the lease for the next holder; if that fails, it starts after the lease expires."""
         self._lost = True
         try:
             body = self._read()

@@ -1,9 +1,9 @@
-"""Runs controllers: stores that are kept, keys that are looked at, one leader.
+"""Runs controllers: caches of objects, queues of keys, one leader.
 
-A controller is a kind, what else concerns it, and ``reconcile(key)``, which looks at the whole of
-an object and says in how many seconds to look again at the latest. It is called for every key when
-the operator begins to lead, after every change that may concern it, after failures, and every
-`resync_s`: it never learns what changed, so nothing that was missed can be missed for good.
+A controller has a kind, the kinds that concern it, and ``reconcile(key)``, which reads the whole
+object and returns the latest time of the next call, in seconds. The manager calls it for every key
+when the operator starts to lead, after every change that may concern the key, after failures, and
+every `resync_s`. It does not get the change, so a missed event is corrected by a later call.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Controller:
     name: str
     """For logs and metrics."""
     watches: Mapping[str, Keys]
-    """By name of a store: the keys to look at when an object of it changes."""
+    """By name of a store: the keys to reconcile when an object of it changes."""
     primary: str
-    """Name of the store whose keys are all looked at at the start and on every resync."""
+    """Name of the store whose keys are all reconciled at the start and on every resync."""
     reconcile: Callable[[str], float | None]
-    """Looks at a key; returns in how many seconds to look again, None if nothing is awaited."""
+    """Reconciles a key; returns the delay of the next call, seconds, or None without one."""
     workers: int = 2
     """Threads."""
 
@@ -57,7 +57,7 @@ class ManagerSettings:
     """How a manager runs."""
 
     resync_s: float = 600.0
-    """Seconds after which all is looked at again."""
+    """Seconds after which all keys are reconciled again."""
     stale_s: float = 120.0
     """Seconds of silence after which a store counts as out of date."""
     watch_backoff: Backoff = _WATCH_BACKOFF
@@ -158,7 +158,7 @@ class Manager:
         """
         unknown = {controller.primary, *controller.watches} - set(self._stores)
         if unknown:
-            raise ValueError(f"{controller.name} watches {sorted(unknown)}, which nobody keeps")
+            raise ValueError(f"{controller.name} watches {sorted(unknown)}, which have no store")
         queue = WorkQueue(
             backoff=self._settings.key_backoff,
             observe=self.metrics.waits.labels(controller.name).observe,
@@ -174,9 +174,9 @@ class Manager:
         return all(each.synced.is_set() for every in self._reflectors.values() for each in every)
 
     def is_current(self, name: str) -> bool:
-        """Say whether a store is like the API server's, as far as anybody can know.
+        """Return whether a store is as current as its watch can show.
 
-        Who decides by what is absent (no freeze, no rejection) asks this first.
+        A decision by absence (no freeze, no rejection) must check this first.
         """
         synced = all(each.synced.is_set() for each in self._reflectors[name])
         return synced and self._silent_s(name) <= self._settings.stale_s
@@ -188,7 +188,7 @@ class Manager:
     # --- runs -------------------------------------------------------------------------------------
 
     def run(self, stop: threading.Event) -> None:
-        """Keep the stores, lead, look at everything; return after `stop` is set and all ended."""
+        """Fill the stores, lead, reconcile; return after `stop` is set and all threads ended."""
         reflecting = [
             in_thread(f"reflect-{name}", each.run, stop)
             for name, every in self._reflectors.items()
@@ -258,8 +258,8 @@ class Manager:
             queue.retry(key)
             return error.code
         except TemporaryError as error:
-            nobody = isinstance(error, Unavailable) and not error.status
-            most_s = self._settings.away_s if nobody else float("inf")
+            no_answer = isinstance(error, Unavailable) and not error.status
+            most_s = self._settings.away_s if no_answer else float("inf")
             delay_s = queue.retry(key, at_least_s=error.delay_s, at_most_s=most_s)
             log.warning("%s %s: %s; again in %.1f s", controller.name, key, error, delay_s)
             return error.code
@@ -283,8 +283,8 @@ class Manager:
                 continue
             try:
                 keys = tuple(keys_of(change.body))
-            except Exception:  # a stranger's object must not end the watch
-                log.exception("%s: whom %s %s concerns", controller.name, name, change.key)
+            except Exception:  # an unexpected object must not end the watch
+                log.exception("%s: no keys found for %s %s", controller.name, name, change.key)
                 self._add_all(controller, queue)
             else:
                 for key in keys:

@@ -1,7 +1,7 @@
-"""What is to be looked at: each key once, one worker a key, later where it failed.
+"""A queue of keys to reconcile: each key once, one worker a key, and retries after failures.
 
-A key that is added while a worker has it is given out again when that worker is done: nothing that
-happened meanwhile is lost, and no two workers ever have the same key.
+A key that is added while a worker has it is given out again when that worker is done. So no change
+is lost, and no two workers ever have the same key.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class WorkQueue:
     backoff
         Of keys that failed.
     clock
-        Seconds that never go back.
+        Monotonic seconds.
     observe
         Called with the seconds that a key waited, for every key that is given out.
     """
@@ -46,18 +46,18 @@ class WorkQueue:
         """Keys that a worker has; the time at which it was added again, or None."""
         self._later: list[tuple[float, int, str]] = []
         self._due: dict[str, float] = {}
-        """When a key that waits for its time is due; what the heap says besides is void."""
+        """When a delayed key is due; other entries of the heap are outdated."""
         self._failures: dict[str, int] = {}
         self._count = count()
         self._closed = False
 
     def add(self, key: str) -> None:
-        """Have a key looked at as soon as may be."""
+        """Queue a key for the next free worker."""
         with self._changed:
             self._add(key, self._clock())
 
     def add_after(self, key: str, delay_s: float) -> None:
-        """Have a key looked at in some seconds; the earliest time that was asked for counts."""
+        """Queue a key after some seconds; the earliest requested time counts."""
         if delay_s <= 0:
             self.add(key)
             return
@@ -70,7 +70,7 @@ class WorkQueue:
             self._changed.notify()
 
     def retry(self, key: str, *, at_least_s: float = 0.0, at_most_s: float = float("inf")) -> float:
-        """Have a key that failed looked at later; return in how many seconds."""
+        """Queue a failed key with a growing delay; return the delay in seconds."""
         with self._changed:
             failures = self._failures[key] = self._failures.get(key, 0) + 1
         delay_s = max(min(self._backoff.delay_s(failures), at_most_s), at_least_s)
@@ -116,13 +116,13 @@ class WorkQueue:
                 self._add(key, added)
 
     def close(self) -> None:
-        """Give out nothing any more; who waits gets None."""
+        """Give out no more keys; waiting workers get None."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def __len__(self) -> int:
-        """Return how many keys are to be looked at now."""
+        """Return how many keys are due now."""
         with self._changed:
             self._mature(self._clock())
             return len(self._waiting)
@@ -136,7 +136,7 @@ class WorkQueue:
     def _add(self, key: str, now: float) -> None:
         if self._closed:
             return
-        self._due.pop(key, None)  # it is looked at before; what it then waits for is said again
+        self._due.pop(key, None)  # the pass comes earlier and sets the next delay
         if key in self._taken:
             if self._taken[key] is None:
                 self._taken[key] = now

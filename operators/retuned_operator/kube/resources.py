@@ -48,7 +48,7 @@ class Resource:
         Raises
         ------
         ValueError
-            If an object of a namespace is asked for without its namespace, or the reverse.
+            If a namespaced resource lacks the namespace, or a cluster's resource has one.
 
         Examples
         --------

@@ -54,7 +54,7 @@ class Stream:
             raise no_answer(self._what, error) from error
 
     def interrupt(self) -> None:
-        """End it from another thread: who waits for more wakes up with `Unavailable`."""
+        """End it from another thread: a blocked reader gets `Unavailable`."""
         with contextlib.suppress(OSError, RuntimeError, ValueError):  # it has ended already
             self._response.shutdown()
 
@@ -71,7 +71,7 @@ class Stream:
     def _read(self, line: bytes) -> Any:  # noqa: ANN401 - any JSON
         found = json_of(line)
         if found is None:
-            raise Unavailable(f"{self._what}: an event is no JSON")
+            raise Unavailable(f"{self._what}: an event is not JSON")
         return found
 
 
@@ -137,7 +137,7 @@ def namespace_of(resource: Resource, body: Mapping[str, Any]) -> str:
 
 
 def typed(resource: Resource, body: Mapping[str, Any]) -> Obj:
-    """Return an object that says what it is."""
+    """Return an object with its API version and kind."""
     return {"apiVersion": resource.api_version, "kind": resource.kind, **body}
 
 

@@ -35,8 +35,8 @@ class Timeouts:
     answer_s: float = 15.0
     """Seconds in which something of an answer must arrive."""
     watch_s: float = 60.0
-    """Seconds after which the server is to end a watch by itself, a bookmark first. Bookmarks alone
-    are no sign of life: of a quiet kind the first one can take two minutes."""
+    """Seconds after which the server is to end a watch, a bookmark first. Bookmarks alone do not
+    show that a watch works: the first one of a quiet kind can take two minutes."""
     stall_s: float = 70.0
     """Seconds of silence after which a watch counts as dead; longer than `watch_s`."""
 
@@ -51,7 +51,7 @@ class Transport:
     timeouts
         Limits.
     agent
-        What the server's log says who asks.
+        User agent for the server's log.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Transport:
         self._named: tuple[tuple[str, str], ...] = ()
 
     def acting_as(self, user: str, groups: Sequence[str]) -> Transport:
-        """Return the same connections, over which everything is asked in somebody's name.
+        """Return the same connections, with every request in another user's name.
 
         The API server checks whether this identity may, and then decides as for that person.
 
@@ -118,13 +118,13 @@ class Transport:
             after = response.headers.get("Retry-After", "")
             raise answered(what, status=response.status, body=answer, retry_after=after)
         if answer is None:
-            raise Unavailable(f"{what}: the answer is no JSON", status=response.status)
+            raise Unavailable(f"{what}: the answer is not JSON", status=response.status)
         return answer
 
     def text(
         self, path: str, *, query: Mapping[str, str], max_bytes: int, within_s: float
     ) -> bytes:
-        """Return an answer that is no JSON, such as a log.
+        """Return an answer that is not JSON, such as a log.
 
         Parameters
         ----------
@@ -176,7 +176,7 @@ class Transport:
         raise answered(what, status=response.status, body=body, retry_after=after)
 
     def close(self) -> None:
-        """Close all connections that nobody uses."""
+        """Close all idle connections."""
         self._pool.clear()
 
     def _send(
@@ -215,15 +215,15 @@ class Transport:
             raise no_answer(f"{method} {path}", error) from error
 
     def _doubt(self, error: Exception) -> None:
-        """After a silence, drop the connections that nobody uses: they have fallen silent too.
+        """After a timeout, drop the idle connections: they would probably time out too.
 
-        Each of them would cost a request its whole patience.
+        Each of them would cost a request its whole timeout.
         """
         if isinstance(error, urllib3.exceptions.TimeoutError):
             self._pool.clear()
 
     def _credentials(self, what: str) -> dict[str, str]:
-        """Return the header that says who asks; empty where a certificate does."""
+        """Return the header that authenticates; empty if a client certificate does."""
         try:
             bearer = self._configuration.auth_settings().get("BearerToken")  # renews what is old
         except (kubernetes_config.ConfigException, OSError, ValueError) as error:

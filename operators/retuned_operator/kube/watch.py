@@ -13,7 +13,7 @@ from retuned_operator.kube.responses import Stream
 
 
 class EventType(StrEnum):
-    """What a watch tells."""
+    """Type of an event of a watch."""
 
     ADDED = "ADDED"
     MODIFIED = "MODIFIED"
@@ -23,10 +23,10 @@ class EventType(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchEvent:
-    """One thing that a watch told."""
+    """One event of a watch."""
 
     type: EventType
-    """What happened; a bookmark only says up to which version all was told."""
+    """What happened; a bookmark only has the version up to which all events were sent."""
     body: Obj
     """The object; of a bookmark only its version."""
 

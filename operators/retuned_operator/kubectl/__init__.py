@@ -1,9 +1,9 @@
-"""``kubectl retuned``: what people see and say in a cluster. Cheap to import.
+"""``kubectl retuned``: status and decisions in a cluster. Cheap to import.
 
-Whoever runs it acts as the kubeconfig says, with that person's rights and nobody else's; the API
-server judges every word again. ``commands`` has all of it, ``deciding`` what a word is (pure),
-``texts`` how things look, ``desk`` the cluster as the commands see it, ``manifests`` the files that
-``inject`` changes.
+Every command uses the user and the rights of the kubeconfig. The API server checks every decision
+again. ``commands`` has all commands, ``decisions`` makes decisions (pure), ``texts`` renders
+output, ``cluster_session`` reads and writes the cluster, ``manifests`` changes the files of
+``inject``.
 """
 
 from __future__ import annotations
@@ -38,6 +38,6 @@ def complete() -> None:
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:
-    """End at once while modules are imported: nothing is begun, and no import may catch it."""
+    """End immediately while modules are imported, before any work; no import may catch it."""
     os.write(2, _INTERRUPTED.encode())
     os._exit(_STATUS)

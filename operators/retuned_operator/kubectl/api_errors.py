@@ -85,13 +85,13 @@ def explained(verb: str, resource: Resource, *, namespace: str = "") -> Iterator
 
 
 def _why(error: ApiError, verb: str, resource: Resource, namespace: str) -> str:
-    """Name the rule that says no, or the role that is missing."""
+    """Name the rule that refuses, or the missing role."""
     text = str(error)
     if _DENIED in text:
         rule = text.split(_DENIED, 1)[1].rsplit(" [", 1)[0]
-        return f"the cluster's policy says no: {rule}{_role_of(rule)}"
+        return f"the cluster's policy refuses: {rule}{_role_of(rule)}"
     if isinstance(error, Invalid):
-        return f"the cluster does not take it: {text}"
+        return f"the API server refuses it as invalid: {text}"
     where = f" in namespace {namespace}" if namespace else ""
     everywhere = "" if namespace or verb != "list" else "; -n NAMESPACE asks for one namespace only"
     role = "retuned-viewer" if verb in ("list", "get") else _WRITERS.get(resource.plural, "")

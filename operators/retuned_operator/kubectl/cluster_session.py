@@ -1,4 +1,4 @@
-"""The cluster as the commands see it: who asks, where, and the objects as models."""
+"""The cluster for commands: the caller, the namespace, and the objects as models."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class ClusterSession:
         return (namespace, name) if slash else (self.namespace, name)
 
     def decisions(self, proposal: SwapProposal) -> tuple[list[SwapDecision], list[UnreadableInput]]:
-        """Return what people said about a proposal, oldest first, and what cannot be read."""
+        """Return the decisions on a proposal, oldest first, and those that cannot be read."""
         inside = ClusterSession(
             cluster=self.cluster, namespace=proposal.metadata.namespace, now=self.now
         )
@@ -188,14 +188,14 @@ class ClusterSession:
         return found
 
     def who(self) -> KubernetesUser:
-        """Return who the API server says that the caller is."""
+        """Return the caller's user as the API server authenticates it."""
         with explained("create", SELF_REVIEWS):
             answer = self.cluster.create(SELF_REVIEWS, {"metadata": {}})
         status = answer.get("status")
         info = status.get("userInfo") if isinstance(status, Mapping) else None
         user = info.get("username") if isinstance(info, Mapping) else None
         if not isinstance(info, Mapping) or not isinstance(user, str) or not user:
-            raise Refused("the cluster does not say who you are, so nothing can be said for you")
+            raise Refused("the API server does not return your user, so no decision can be made")
         groups = info.get("groups") or ()
         own = [str(each) for each in groups if not str(each).startswith("system:")]
         return KubernetesUser(user=user, groups=tuple(own))

@@ -66,7 +66,7 @@ app.add_typer(policy.app, name="policy")
 
 
 def wants_json(words: Sequence[str]) -> bool:
-    """Whether the answer is to be one JSON object, as far as the words tell.
+    """Whether the answer is to be one JSON object, as far as the arguments show.
 
     Examples
     --------

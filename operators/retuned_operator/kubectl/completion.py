@@ -20,7 +20,7 @@ _FILE_OPTIONS = ("-f", "--filename", "--kubeconfig", "--settings")
 
 
 def run_completion(words: Sequence[str]) -> None:
-    """Print what may stand in place of the last word."""
+    """Print the completions of the last word."""
     from retuned_operator.kubectl.commands import app
 
     found, ending = completed(typer.main.get_command(app), words, proposals=_proposals)
@@ -33,7 +33,7 @@ def completed(
     *,
     proposals: Callable[[], Iterable[str]],
 ) -> tuple[list[str], str]:
-    """Return what may stand in place of the last word, and how the shell goes on.
+    """Return the completions of the last word, and how the shell continues.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def _beginning(names: Iterable[str], typed: str) -> list[str]:
 
 
 def _proposals() -> list[str]:
-    """Return the names of open proposals; a cluster that does not answer at once has none."""
+    """Return the names of open proposals; none if the cluster does not answer in time."""
     from retuned_operator.kube.resources import PROPOSALS
     from retuned_operator.kube.transport import Timeouts
     from retuned_operator.kubectl.connection import open_desk
@@ -84,6 +84,6 @@ def _proposals() -> list[str]:
             namespace="", everywhere=False, context="", kubeconfig=None, timeouts=limits
         )
         known, _ = desk.all(PROPOSALS, SwapProposal)
-    except RetunedError:  # a shell that completes nothing says so well enough
+    except RetunedError:  # no completion is a sufficient error
         return []
     return [each.metadata.name for each in known if not each.status.phase.is_terminal]

@@ -35,14 +35,14 @@ def open_desk(
     context
         One of the kubeconfig's; empty is the current one.
     kubeconfig
-        File; None is what ``KUBECONFIG`` says, and the usual place.
+        File; None means ``KUBECONFIG``, then ``~/.kube/config``.
     timeouts
         Limits; None is as usual.
 
     Raises
     ------
     UsageError
-        If nothing says where the cluster is.
+        If no kubeconfig names a cluster.
     MissingDependency
         If the client is not installed.
     """

@@ -1,7 +1,7 @@
-"""What a person's word is, whether it can have an effect, and what may keep it from counting. Pure.
+"""Make a person's decision, and find reasons why it can have no effect or may not count. Pure.
 
-The gate alone decides, and the API server checks who speaks. What is refused here is what would
-look like a decision and be none.
+Only the gate decides, and the API server authenticates the caller. This module refuses decisions
+that could have no effect.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ def check_policy(
     Raises
     ------
     Refused
-        If the policy observes only, is another one by now, or has no glass to break.
+        If the policy only observes, has changed since, or does not allow break-glass.
     UsageError
-        If it asks for a comment and there is none.
+        If the policy requires a comment and there is none.
     """
     gate, spec = proposal.status.gate, policy.spec
     seen = (gate.policy_generation, gate.policy_digest) if gate else None

@@ -31,7 +31,7 @@ _KIND = "tuningfreeze.retuned.dev"
 
 
 def seen(desk: ClusterSession) -> list[Sign]:
-    """Return the freezes that stand, for whoever may see them: they are the whole cluster's."""
+    """Return the freezes in force; none, with a warning, if the caller may not list them."""
     try:
         return standing(desk)
     except Refused as error:  # a role in one namespace does not reach them
@@ -40,7 +40,7 @@ def seen(desk: ClusterSession) -> list[Sign]:
 
 
 def standing(desk: ClusterSession) -> list[Sign]:
-    """Return the freezes that stand; one that cannot be read stands, and is told of.
+    """Return the freezes in force; print a warning for each that cannot be read.
 
     Raises
     ------
@@ -108,8 +108,8 @@ def freeze(
 
 
 def thaw(
-    name: Annotated[str, typer.Argument(help="Which freeze; not needed where one stands.")] = "",
-    all: Annotated[bool, typer.Option("--all", help="Every freeze that stands.")] = False,
+    name: Annotated[str, typer.Argument(help="Which freeze; not needed if only one.")] = "",
+    all: Annotated[bool, typer.Option("--all", help="Every freeze in force.")] = False,
     context: ContextOption = "",
     kubeconfig: KubeconfigOption = None,
     output: FormOption = OutputFormat.TABLE,
@@ -118,10 +118,11 @@ def thaw(
     desk = open_desk(namespace="", everywhere=True, context=context, kubeconfig=kubeconfig)
     chosen = [name] if name else [each.id for each in standing(desk)]
     if len(chosen) > 1 and not all:
-        raise UsageError(f"{len(chosen)} freezes stand: {', '.join(chosen)}; name one, or --all")
+        names = ", ".join(chosen)
+        raise UsageError(f"{len(chosen)} freezes are in force: {names}; name one, or --all")
     lifted = [each for each in chosen if _lifted(desk, each)]
     if name and not lifted:
-        raise UsageError(f"no freeze {name[:60]!r} stands; see `kubectl retuned status`")
+        raise UsageError(f"no freeze {name[:60]!r} is in force; see `kubectl retuned status`")
     if not lifted:
         raise Refused("nothing is frozen")
     print_answer(

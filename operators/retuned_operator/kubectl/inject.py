@@ -1,4 +1,4 @@
-"""``kubectl retuned inject``: the sidecar in manifests, for whoever wants no webhook."""
+"""``kubectl retuned inject``: add the sidecar to manifests, without the webhook."""
 
 from __future__ import annotations
 

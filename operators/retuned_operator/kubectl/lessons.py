@@ -47,15 +47,15 @@ def rearm(
     kubeconfig: KubeconfigOption = None,
     output: FormOption = OutputFormat.TABLE,
 ) -> None:
-    """Lift the lessons of live proofs on a kernel, so that like claims are proposed again.
+    """Lift the lessons of live proofs about a kernel, so that similar claims are proposed again.
 
-    Nothing is swapped by it. It needs a reason, which stands in the target's spec.
+    It swaps nothing. It needs a reason, which it writes into the target's spec.
     """
     why = reason.strip()
     if not lessons:
-        raise UsageError("--lessons is needed: nothing else is armed again in a cluster")
+        raise UsageError("--lessons is needed: in a cluster nothing else can be rearmed")
     if not why:
-        raise UsageError("--reason is needed: what was found out since the proof")
+        raise UsageError("--reason is needed: the new knowledge since the proof")
     if len(why) > _LONGEST_REASON:
         raise UsageError(f"--reason has {len(why)} characters; {_LONGEST_REASON} are kept")
     desk = open_desk(namespace=namespace, everywhere=False, context=context, kubeconfig=kubeconfig)
@@ -110,7 +110,7 @@ def _of(target: TuningTarget, kernel: str) -> Sequence[TargetLesson]:
 
 
 def _lift(desk: ClusterSession, target: TuningTarget, entry: LiftedLessons) -> None:
-    """Write what is lifted, unless somebody has changed the target meanwhile."""
+    """Write the lifted lessons, unless another client has changed the target since."""
     rest = [each for each in target.spec.lifted_lessons if each.kernel != entry.kernel]
     kept = sorted(rest, key=lambda each: each.at)[-_MOST + 1 :]
     change = {

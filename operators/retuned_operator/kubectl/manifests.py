@@ -1,8 +1,8 @@
-"""YAML as people keep it, with the sidecar put into its pods; everything else stays as it is.
+"""Add the sidecar to the pods of YAML manifests, and change nothing else.
 
-Documents without pods come out byte for byte. Where pods are changed, only the parts that the
-change names are written anew: every other value keeps its spelling, so that nothing becomes another
-type on its way (``0644``, ``1e3``, ``on``). Comments of changed documents are lost.
+Documents without pods stay the same byte for byte. In pods, only the parts that the change names
+are written again. Every other value keeps its spelling, so that it does not become another type
+(``0644``, ``1e3``, ``on``). Comments of changed documents are lost.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def _merged(old: yaml.Node | None, value: object) -> yaml.Node:
 
 
 def _descend(node: yaml.Node, part: str) -> yaml.Node:
-    """Return what is below, as this place's own: an alias may stand elsewhere too."""
+    """Return the child node as a copy for this place: an alias may be used elsewhere too."""
     if isinstance(node, yaml.SequenceNode):
         node.value[int(part)] = _own(node.value[int(part)])
         found: yaml.Node = node.value[int(part)]

@@ -140,7 +140,7 @@ def refuse_what_is_unclear(node: yaml.Node) -> None:
 
 
 def value_of(node: yaml.Node) -> Any:  # noqa: ANN401 - any YAML
-    """Return a node as data; a key that is no text becomes its spelling."""
+    """Return a node as data; a key that is not text becomes its spelling."""
     if isinstance(node, yaml.MappingNode):
         return {str(key.value): value_of(child) for key, child in node.value}
     if isinstance(node, yaml.SequenceNode):

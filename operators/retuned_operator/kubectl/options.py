@@ -28,7 +28,7 @@ NamespaceOption = Annotated[
 EverywhereOption = Annotated[bool, typer.Option("--all-namespaces", "-A", help="All namespaces.")]
 ContextOption = Annotated[str, typer.Option(help="Context of the kubeconfig.")]
 KubeconfigOption = Annotated[
-    Path | None, typer.Option(help="File; else what KUBECONFIG says, and the usual place.")
+    Path | None, typer.Option(help="File; by default KUBECONFIG, then ~/.kube/config.")
 ]
 FormOption = Annotated[
     OutputFormat,

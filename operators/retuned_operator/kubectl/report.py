@@ -54,11 +54,11 @@ class _Read:
     left_out: int
     """Accounts that found no room."""
     namespaces: Sequence[str]
-    """Whose were read."""
+    """Namespaces whose reports were read."""
     missing: Sequence[str]
-    """Where there is none."""
+    """Namespaces without a report."""
     unreadable: Sequence[UnreadableInput]
-    """Why others could not be."""
+    """Errors of reports that could not be read."""
 
 
 def report(

@@ -1,7 +1,8 @@
 """The commands about proposals: see, approve, reject, abort, roll back.
 
-Every word is a SwapDecision, written once and bound to the artifact and the policy that the person
-saw. Its author is whom the API server says the caller is. Rollback and abort ask nobody.
+Every decision is a SwapDecision, written once and bound to the artifact and the policy that the
+person saw. Its author is the user that the API server authenticates. Rollback and abort need no
+confirmation.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def show(
     kubeconfig: KubeconfigOption = None,
     output: FormOption = OutputFormat.TABLE,
 ) -> None:
-    """Show one proposal: numbers, risk, what the policy asks, what was said and done."""
+    """Show one proposal: numbers, risk, policy, decisions, and what was done."""
     desk = open_desk(namespace=namespace, everywhere=False, context=context, kubeconfig=kubeconfig)
     found = desk.proposal(proposal)
     decisions, unreadable = desk.decisions(found)
@@ -115,7 +116,7 @@ def _plan(found: SwapProposal, desk: ClusterSession) -> list[str]:
         return []
     try:
         return list(live_proof_words(desk.policy(found).spec.live_proof))
-    except Refused:  # no policy, or not judged yet: the gate's sentence says so
+    except Refused:  # no policy, or not judged yet: the gate's sentence reports it
         return []
 
 
@@ -136,7 +137,7 @@ def approve(
 ) -> None:
     """Approve the swap to the artifact that is shown, under the policy now in force."""
     if yes and not digest:
-        raise UsageError("--yes needs --digest: say which artifact you mean")
+        raise UsageError("--yes needs --digest: the digest of the artifact that you approve")
     desk = open_desk(namespace=namespace, everywhere=False, context=context, kubeconfig=kubeconfig)
     kind = DecisionKind.BREAK_GLASS if break_glass else DecisionKind.APPROVE
     found = desk.proposal(proposal)
@@ -176,7 +177,7 @@ def abort(
     kubeconfig: KubeconfigOption = None,
     output: FormOption = OutputFormat.TABLE,
 ) -> None:
-    """Stop a proposal wherever it is; a swap under way goes back. Never gated."""
+    """Stop a proposal in any phase; a swap under way is rolled back. Never gated."""
     desk = open_desk(namespace=namespace, everywhere=False, context=context, kubeconfig=kubeconfig)
     kind, _, name = proposal.partition("/")
     if kind in ("experiment", "kexp", "kernelexperiment"):
@@ -216,7 +217,7 @@ def _say_no(
 def _give(
     desk: ClusterSession, word: SwapDecision, about: SwapProposal, output: OutputFormat
 ) -> None:
-    """Write the word; who said the very same before has said it."""
+    """Write a decision; an identical earlier one counts as written."""
     body = write(word)
     body.pop("status", None)
     namespace, already = word.metadata.namespace, False
@@ -262,23 +263,23 @@ def _abort_experiment(
 
 
 def asks_a_person() -> bool:
-    """Whether somebody sits there who can answer."""
+    """Whether the standard input is a terminal."""
     return sys.stdin.isatty()
 
 
 def _confirm(found: SwapProposal, desk: ClusterSession) -> None:
-    """Let a person type the beginning of the digest, so that they have looked at it.
+    """Ask the person to type the beginning of the digest, so that they read it.
 
     Raises
     ------
     UsageError
-        If nobody can be asked.
+        If the standard input is not a terminal.
     Refused
         If it is another one.
     """
     artifact = found.spec.artifact.digest
     if not asks_a_person():
-        raise UsageError(f"nobody to ask: add --yes --digest {artifact}")
+        raise UsageError(f"the input is not a terminal: add --yes --digest {artifact}")
     for name, value in texts.subject(found, now=desk.now):
         say(f"{name:12} {value}")
     typed = typer.prompt(

@@ -1,4 +1,4 @@
-"""``kubectl retuned status``: what is looked after, what runs, what stands in the way."""
+"""``kubectl retuned status``: targets, active variants, policies and freezes."""
 
 from __future__ import annotations
 
@@ -132,12 +132,12 @@ def _print(seen: _ClusterObjects, desk: ClusterSession, *, wide: bool) -> None:
     for target in seen.targets:
         condition = _condition(target.status.conditions)
         if condition is None or condition.status is not ConditionStatus.TRUE:
-            why = condition.message if condition else "the operator has not looked at it"
+            why = condition.message if condition else "the operator has not reconciled it yet"
             say(f"kubectl retuned: target {full_name(target)} is not ready: {why}")
     for each in seen.policies:
         condition = _condition(each.status.conditions)
         if condition is None or condition.status is not ConditionStatus.TRUE:
-            why = condition.message if condition else "the operator has not looked at it"
+            why = condition.message if condition else "the operator has not reconciled it yet"
             name = f"{each.metadata.namespace}/{each.metadata.name}"
             say(f"kubectl retuned: policy {name} is not in use: {why}")
     for noun, found in (("proposals", seen.proposals), ("experiments", seen.experiments)):
@@ -170,7 +170,7 @@ def _print_targets(targets: Sequence[TuningTarget], desk: ClusterSession, *, wid
 
 
 def _print_tunables(targets: Sequence[TuningTarget]) -> None:
-    """Print the tunables, and why there is no experiment."""
+    """Print the tunables, and why the operator made no experiment."""
     rows = [
         (
             full_name(target),

@@ -95,7 +95,7 @@ def print_proposals(
 
 
 def print_freezes(freezes: Sequence[TuningFreeze]) -> None:
-    """Print the freezes that stand."""
+    """Print the freezes in force."""
     for freeze in freezes:
         stdout().print(safe(freeze_line(freeze), limit=4000), soft_wrap=True)
 
@@ -123,7 +123,7 @@ def print_proposal(
 ) -> None:
     """Print everything a person needs to decide, and how far it is.
 
-    `plan` says what a live proof will do.
+    `plan` describes the live proof.
     """
     said = [(str(each.spec.decision), _said(each, now=now)) for each in decisions]
     planned = [("live proof" if at == 0 else "", words) for at, words in enumerate(plan)]
@@ -136,7 +136,7 @@ def print_proposal(
 
 
 def print_decision(found: SwapDecision, about: SwapProposal, *, already: bool) -> None:
-    """Print what was said, about exactly what."""
+    """Print a decision and the proposal that it is about."""
     out = stdout()
     spec = found.spec
     before = " before" if already else ""
@@ -144,7 +144,7 @@ def print_decision(found: SwapDecision, about: SwapProposal, *, already: bool) -
     out.print(f"  artifact {spec.digest}", soft_wrap=True)
     out.print(safe(f"  means: {meaning(about.stage_proposal())}", limit=600), soft_wrap=True)
     out.print(
-        safe(f"`kubectl retuned show {full_name(about)}` says where it stands.", limit=600),
+        safe(f"`kubectl retuned show {full_name(about)}` shows its status.", limit=600),
         soft_wrap=True,
     )
 

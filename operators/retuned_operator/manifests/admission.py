@@ -14,9 +14,9 @@ from retuned.api.values import API_VERSION, GROUP, VERSION
 from retuned_operator.manifests.names import REPLICA_OF, labels
 
 APPROVE = "approve"
-"""Custom verb on swapproposals for whoever may approve."""
+"""Custom verb on swapproposals; its holders may approve."""
 BREAK_GLASS = "break-glass"
-"""Custom verb on swapproposals for whoever may go without the quorum."""
+"""Custom verb on swapproposals; its holders may approve without the quorum."""
 
 _OTHER = "params.metadata.name != object.spec.proposalRef.name"
 _SAYS_YES = "object.spec.decision in ['Approve', 'BreakGlass']"
@@ -33,7 +33,7 @@ def decision_policy(*, allow_service_accounts: bool = False) -> tuple[dict[str, 
     validations = [
         _rule(
             "object.spec.user == request.userInfo.username",
-            "spec.user is not who asks; nobody decides in another's name",
+            "spec.user is not the user of the request; decisions in another's name are refused",
             reason="Forbidden",
         ),
         _rule(
@@ -49,12 +49,12 @@ def decision_policy(*, allow_service_accounts: bool = False) -> tuple[dict[str, 
         ),
         _rule(
             f"object.spec.decision != 'BreakGlass' || {_may(BREAK_GLASS)}",
-            f"breaking glass needs the verb {BREAK_GLASS} on this SwapProposal",
+            f"a BreakGlass decision needs the verb {BREAK_GLASS} on this SwapProposal",
             reason="Forbidden",
         ),
         _rule(
             f"{_OTHER} || params.metadata.uid == object.spec.proposalRef.uid",
-            "the SwapProposal of this name is another one by now; look at it again",
+            "the SwapProposal of this name has been replaced; review it again",
         ),
         _rule(
             f"{_OTHER} || params.spec.artifact.digest == object.spec.digest",
@@ -63,7 +63,7 @@ def decision_policy(*, allow_service_accounts: bool = False) -> tuple[dict[str, 
         _rule(
             f"{_OTHER} || !({_SAYS_YES}) || params.spec.requestedBy.lowerAscii()"
             " != request.userInfo.username.lowerAscii()",
-            "whoever asked for a swap does not approve it",
+            "the user who asked for a swap cannot approve it",
             reason="Forbidden",
         ),
     ]
@@ -91,11 +91,11 @@ def decision_policy(*, allow_service_accounts: bool = False) -> tuple[dict[str, 
 
 
 def freeze_policy() -> tuple[dict[str, Any], ...]:
-    """Return policy and binding for TuningFreezes: nobody freezes in another's name."""
+    """Return policy and binding for TuningFreezes: they refuse freezes in another's name."""
     name = "retuned-freezes"
     own = _rule(
         "object.spec.user == request.userInfo.username",
-        "spec.user is not who asks; nobody freezes in another's name",
+        "spec.user is not the user of the request; freezes in another's name are refused",
         reason="Forbidden",
     )
     return _policy(name, "tuningfreezes", validations=[own]), _binding(name)

@@ -3,7 +3,7 @@
 The charts' templates read these files and fill in names and values; nothing of it is written a
 second time. ``scripts/chart_sync.py`` writes them, and tests compare what Helm renders with what
 the functions of this package return. The parts of the sidecar are made by :func:`inject` from
-settings that stand for values, whose places then become template expressions.
+settings with placeholders, which then become template expressions.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _defaults() -> dict[str, Any]:
 
 
 def _with_values(text: str) -> str:
-    """Put template expressions where the settings stand for values."""
+    """Replace the placeholders of settings by template expressions."""
     # a large number is a float to Helm, which would write it as 1e+09
     number = ".userId | int64"
     holes = {f"'{_USER_ID}'": f"{{{{ {number} | quote }}}}", str(_USER_ID): f"{{{{ {number} }}}}"}

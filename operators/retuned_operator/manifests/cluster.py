@@ -35,7 +35,7 @@ def experiment_namespace(name: str) -> dict[str, Any]:
 
 
 def priority_class(name: str, *, may_scale_up: bool = False) -> dict[str, Any]:
-    """Return the priority class of experiments: it preempts nobody, and everybody preempts it.
+    """Return the priority class of experiments: all other pods preempt them, never the reverse.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ def priority_class(name: str, *, may_scale_up: bool = False) -> dict[str, Any]:
         "value": ABOVE_CUTOFF if may_scale_up else BELOW_ALL,
         "globalDefault": False,
         "preemptionPolicy": "Never",
-        "description": "Kernel experiments: below all production, and preempting nobody.",
+        "description": "Kernel experiments: below all production; they preempt no other pods.",
     }
 
 
@@ -97,8 +97,8 @@ def limit_range(
 ) -> dict[str, Any]:
     """Return the bounds of each container in a namespace that holds experiments and nothing else.
 
-    What says nothing gets little, so that no pod takes a node by an omission; nothing gets more
-    than the largest experiment may have.
+    A container without requests gets small defaults, so that no pod takes a whole node by an
+    omission. None gets more than the largest experiment may have.
 
     Parameters
     ----------

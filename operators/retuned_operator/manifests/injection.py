@@ -3,9 +3,9 @@
 Three ways use it: the webhook, the Helm library template (a test compares them) and
 ``kubectl retuned inject``. An init container copies the runtime into an empty folder, which
 ``PYTHONPATH`` of the server names first, so that workers that the server spawns have it too; the
-sidecar is a native one (an init container that restarts always). Both run as a user of their own,
-whoever the server runs as: the runtime lets that user connect. Neither has a probe, so that a
-sidecar that is ill does not make a server unready.
+sidecar is a native one (an init container that restarts always). Both run as a separate user,
+independent of the server's user: the runtime lets that user connect. Neither has a probe, so that
+a sidecar that fails does not make a server unready.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from retuned_operator.manifests.sidecar import (
 SITE = f"{RUNTIME_DIR}/retuned/runtime/site"
 """Folder that ``PYTHONPATH`` names."""
 PYTHONPATH = "retuned.dev/pythonpath"
-"""Annotation with the ``PYTHONPATH`` of the image, which nobody can see from outside."""
+"""Annotation with the ``PYTHONPATH`` of the image, which the pod spec does not show."""
 
 Patch = tuple[Mapping[str, Any], ...]
 _OS = "kubernetes.io/os"
@@ -59,7 +59,7 @@ class NotInjected(StrEnum):
 
     @property
     def is_trouble(self) -> bool:
-        """Whether somebody asked for the sidecar and does not get it."""
+        """Whether the pod requests the sidecar and does not get it."""
         return self not in (NotInjected.NOT_ASKED, NotInjected.ALREADY_THERE)
 
 
@@ -74,13 +74,13 @@ class Injection:
     reason: NotInjected | None = None
     """Why nothing changes; None where it does."""
     detail: str = ""
-    """One sentence for whoever made the pod."""
+    """One sentence for the author of the pod."""
 
 
 def inject(pod: Mapping[str, Any], *, settings: SidecarSettings, always: bool = False) -> Injection:
-    """Put sidecar and runtime into a pod, or say why not. Never raises for what a pod says.
+    """Put sidecar and runtime into a pod, or return why not. Never raises for a pod's content.
 
-    Doing it twice is doing it once.
+    It is idempotent.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def inject(pod: Mapping[str, Any], *, settings: SidecarSettings, always: bool = 
         return _left(pod, NotInjected.NOT_A_POD, "metadata or spec is not that of a pod")
     asked = str(annotations.get(INJECT, "")).lower()
     if asked == "false" or (asked != "true" and not always):
-        return _left(pod, NotInjected.NOT_ASKED, f"the annotation {INJECT} does not say true")
+        return _left(pod, NotInjected.NOT_ASKED, f"the annotation {INJECT} is not true")
     present = {c.get("name") for c in [*(spec.get("initContainers") or []), *spec["containers"]]}
     if SIDECAR in present:
         return _left(pod, NotInjected.ALREADY_THERE, "the sidecar is there")
@@ -185,7 +185,7 @@ def _injected(
 def _is_limited(spec: Mapping[str, Any]) -> bool:
     """Whether every container has limits, so that the pod's class may be ``Guaranteed``.
 
-    It then must stay so: who loses that class loses cores of its own and is evicted earlier.
+    It then must stay so: without that class a pod loses its exclusive cores and is evicted earlier.
     """
     for each in [*(spec.get("initContainers") or []), *spec["containers"]]:
         resources = each.get("resources")
@@ -196,7 +196,7 @@ def _is_limited(spec: Mapping[str, Any]) -> bool:
 
 
 def _set(path: str, value: object) -> Mapping[str, Any]:
-    return {"op": "add", "path": path, "value": value}  # replaces what is there
+    return {"op": "add", "path": path, "value": value}  # replaces an existing value
 
 
 def _left(pod: Mapping[str, Any], reason: NotInjected, detail: str) -> Injection:

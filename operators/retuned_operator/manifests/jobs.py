@@ -1,10 +1,10 @@
 """Jobs of an experiment: compile, generate, search, and the trusted verify.
 
-Every Job begins suspended: the operator, or Kueue, releases it when the budget allows. Production
-that needs the place takes it (priority -100), and a pod that was disrupted is not a failed one. A
-Job is tried once. What it found leaves by the log of a second container, which tells the results
-and cannot change them: the pod has no network, no token and no volume of anybody else. An
-experiment on a tunable has the server's container beside the runner; see `server_container`.
+Every Job starts suspended: the operator, or Kueue, releases it when the budget allows. Production
+pods preempt it (priority -100), and a disrupted pod does not count as failed. A Job is tried once.
+A second container writes the results to its log and cannot change them: the pod has no network, no
+token and no volume of other pods. An experiment on a tunable has the server's container beside the
+runner; see `server_container`.
 
 Where pods of experiments may go: nodes with the right accelerator.
 """
@@ -64,7 +64,7 @@ def nodes_of(model: str, settings: JobSettings) -> dict[str, str]:
 
 
 def gpu_resource(vendor: Vendor, settings: JobSettings) -> str:
-    """Return the resource that stands for an accelerator.
+    """Return the name of the resource of an accelerator.
 
     Raises
     ------
@@ -95,7 +95,7 @@ MAX_TASK_BYTES = 1_000_000
 """A ConfigMap holds no more than 1 MiB, names included."""
 _LONGEST_DEADLINE_S = 86_400
 _GRACE_S = 10
-"""The runner is told first and ends within 3 s; then the results are told, or there are none."""
+"""The runner gets the signal first and ends within 3 s; the rest is for writing the results."""
 
 TASK_DIR = "/retuned/task"
 WORK_DIR = "/retuned/work"
@@ -180,7 +180,7 @@ def unplaced(vendor: Vendor, model: str, settings: JobSettings) -> Refused | Non
 
 
 def wants_device(role: JobRole, vendor: Vendor, settings: JobSettings) -> bool:
-    """Whether a Job needs a device; for a processor only where a resource stands for one."""
+    """Whether a Job needs a device; for a CPU only if the settings name a resource for it."""
     named = vendor is not Vendor.CPU or bool(settings.gpu_resources.get(vendor))
     return role in (JobRole.SEARCH, JobRole.VERIFY) and named
 
@@ -342,7 +342,7 @@ def _runner_size(request: JobRequest, settings: JobSettings) -> Size:
 
 
 def _teller(request: JobRequest, settings: JobSettings) -> dict[str, Any]:
-    """Return the native sidecar that tells the results: it ends after the runner has ended."""
+    """Return the native sidecar that logs the results: it ends after the runner has ended."""
     return {
         "name": TELLER,
         "image": settings.image,
@@ -361,7 +361,7 @@ def _teller(request: JobRequest, settings: JobSettings) -> dict[str, Any]:
 
 
 def _whose(request: JobRequest) -> list[dict[str, Any]]:
-    """Return what both containers are told: whose results there are, and where."""
+    """Return the variables of both containers: identity and folder of the results."""
     return [
         {"name": "RETUNED_EXPERIMENT_UID", "value": request.experiment_uid},
         {"name": "RETUNED_JOB", "value": request.name},

@@ -1,7 +1,7 @@
-"""Names, labels and owners of what the operator makes: the same input gives the same name.
+"""Names, labels and owners of objects that the operator makes: the same input has the same name.
 
-A name is a digest of what the object is for. An operator that was killed between two writes makes
-the same object again, and the API server says that it is already there.
+A name is a digest of the object's purpose. An operator that was killed between two writes makes the
+same object again, and the API server answers that it exists.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MANAGER = "retuned-operator"
 EXPERIMENT_UID = f"{GROUP}/experiment-uid"
 """Label of everything that belongs to an experiment."""
 ROLE = f"{GROUP}/role"
-"""Label that tells the pods of an experiment apart."""
+"""Label with the role of a pod of an experiment."""
 ATTEMPT = f"{GROUP}/attempt"
 """Label with the number of the try."""
 INJECT = f"{GROUP}/inject"

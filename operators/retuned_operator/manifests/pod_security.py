@@ -7,7 +7,7 @@ from typing import Any
 
 
 def pod_security(user_id: int, *, groups: Sequence[int] = ()) -> dict[str, Any]:
-    """Return the security context of a pod that runs strangers' code.
+    """Return the security context of a pod that runs untrusted code.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def container_security(user_id: int | None = None) -> dict[str, Any]:
     Parameters
     ----------
     user_id
-        User, where the pod's own context is somebody else's; it then says seccomp too.
+        User, if the pod's context belongs to another author; then it also sets seccomp.
     """
     body: dict[str, Any] = {
         "allowPrivilegeEscalation": False,

@@ -25,7 +25,7 @@ _COUNTED = frozenset(
         "statefulset.kubernetes.io/pod-name",
     }
 )
-"""Labels by which a workload tells its own pods."""
+"""Labels by which a workload selects its own pods."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class ReplicaTemplate:
 
 
 def template_of(workload: Mapping[str, Any]) -> ReplicaTemplate | str:
-    """Return the template that replicas are made from, or why there is none, for people.
+    """Return the template for replicas, or the reason against one, as text.
 
     Parameters
     ----------
@@ -52,14 +52,14 @@ def template_of(workload: Mapping[str, Any]) -> ReplicaTemplate | str:
     Examples
     --------
     >>> template_of({"kind": "StatefulSet", "spec": {"volumeClaimTemplates": [{}], "template": {}}})
-    'each of its pods has volumes of its own'
+    'each of its pods has separate volumes'
     """
     spec = workload.get("spec")
     found = spec.get("template") if isinstance(spec, Mapping) else None
     if not isinstance(spec, Mapping) or not isinstance(found, Mapping):
         return "it has no pod template"
     if spec.get("volumeClaimTemplates"):
-        return "each of its pods has volumes of its own"
+        return "each of its pods has separate volumes"
     if not isinstance(found.get("spec"), Mapping) or not found["spec"].get("containers"):
         return "its pod template has no containers"
     return ReplicaTemplate(body=found)

@@ -1,7 +1,7 @@
 """What was spent and saved in a namespace, in one ConfigMap that people may read.
 
-Whoever may write ConfigMaps there may write anything into it: it is read as strictly as what
-strangers send, and says nothing of other namespaces.
+Anyone who may write ConfigMaps there may change it. So it is untrusted input, and contains no data
+of other namespaces.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class Reported(Record):
     proven: _Count = 0
     """Of those, how many were measured by a live proof."""
     taken_back: _Count
-    """Of those, how many were taken back."""
+    """Of those, how many were rolled back."""
 
 
 class Report(Record):
-    """What the ConfigMap says."""
+    """Content of the ConfigMap."""
 
     version: Literal[1] = 1
     """Of this form."""
@@ -100,7 +100,7 @@ def report_map(namespace: str, accounts: Sequence[Account]) -> dict[str, Any]:
 
 
 def read_report(body: Mapping[str, Any], *, namespace: str) -> tuple[tuple[Account, ...], int]:
-    """Return what a ConfigMap says, and how many accounts it leaves out.
+    """Return the accounts of a ConfigMap, and how many accounts it leaves out.
 
     Raises
     ------
@@ -110,7 +110,7 @@ def read_report(body: Mapping[str, Any], *, namespace: str) -> tuple[tuple[Accou
     data = body.get("data")
     text = data.get(KEY) if isinstance(data, Mapping) else None
     where = f"configmap {namespace}/{REPORT}"
-    mend = "delete it, and the operator writes it anew within ten minutes"
+    mend = "delete it, and the operator writes it again within ten minutes"
     if not isinstance(text, str):
         raise UnreadableInput("not-a-report", where=where, message=f"has no {KEY}; {mend}")
     try:

@@ -55,7 +55,7 @@ def watching_rules() -> list[dict[str, Any]]:
 def replica_rules() -> list[dict[str, Any]]:
     """Return what canary replicas need where servers are, beside `watching_rules`.
 
-    Names cannot be told beforehand. `admission.replica_policy` restricts which pods the operator
+    Names are not known beforehand. `admission.replica_policy` restricts which pods the operator
     may make and delete.
     """
     return [
@@ -104,7 +104,7 @@ def speaking_rules(
 ) -> list[dict[str, Any]]:
     """Return what the review page needs to write decisions in people's names, and no more.
 
-    Whoever may act as anybody may act as the cluster's own parts; so people and groups are named.
+    Rights to impersonate any user include the cluster's own accounts; so name users and groups.
 
     Parameters
     ----------
@@ -127,9 +127,9 @@ def speaking_rules(
 
 
 def pausing_rules() -> list[dict[str, Any]]:
-    """Return what the operator needs to stop tuning for an alert, and to let it go again.
+    """Return the rules with which the operator stops tuning for an alert, and resumes it.
 
-    Names cannot be told beforehand: the operator deletes those alone that it has made itself.
+    Names are not known beforehand: the operator deletes only freezes that it has made itself.
     """
     return [rule(GROUP, ("tuningfreezes",), ("create", "delete"))]
 

@@ -54,7 +54,7 @@ class Endpoint:
     port: int = 443
     """TCP port."""
     url: str = ""
-    """Base of an OpenAI-compatible endpoint, ``https://host/v1``; empty asks nobody."""
+    """Base of an OpenAI-compatible endpoint, ``https://host/v1``; empty uses no model."""
     model: str = ""
     """Name of the model, as the endpoint knows it."""
     prompt_usd_per_mtok: float | None = None
@@ -84,7 +84,7 @@ class Endpoint:
         if min(self.prompt_usd_per_mtok, self.completion_usd_per_mtok, self.max_usd) < 0.0:
             raise ValueError("prices and money are not below 0")
         if self.host is None:
-            raise ValueError(f"endpoint.url: {self.url[:80]!r} is no http or https address")
+            raise ValueError(f"endpoint.url: {self.url[:80]!r} is not an http or https address")
         if not _is_address(self.host) and self.address is None:
             raise ValueError(
                 "pods have no name server: where endpoint.url names a host, endpoint.cidr is its "
@@ -93,7 +93,7 @@ class Endpoint:
 
     @property
     def host(self) -> str | None:
-        """Host of the address; None where it is none."""
+        """Host of the address; None if the address is not valid."""
         parts = urlsplit(self.url)
         return parts.hostname if parts.scheme in ("http", "https") else None
 
@@ -113,7 +113,7 @@ class Endpoint:
 
     @property
     def alias(self) -> tuple[str, str] | None:
-        """Address and name that a pod is told, which has no name server; None without a name."""
+        """Address and name for the pod's hosts file: it has no name server. None without a name."""
         host, address = self.host, self.address
         if host is None or address is None or _is_address(host):
             return None
@@ -159,7 +159,7 @@ class JobSettings:
     runtime_class: str = ""
     """Sandbox, such as ``gvisor`` (NVIDIA only) or ``kata``; empty is the cluster's default."""
     user_namespaces: bool = False
-    """Run in a user namespace of its own, where nodes can; GPU plugins often cannot."""
+    """Run in a separate user namespace, where nodes can; GPU plugins often cannot."""
     tolerations: tuple[Mapping[str, Any], ...] = ()
     """Taints of GPU nodes that are tolerated."""
     user_id: int = 65532
@@ -291,7 +291,7 @@ def sidecar_settings(data: object, *, where: str) -> SidecarSettings:
     Parameters
     ----------
     data
-        A mapping such as ``{"image": ..., "agentUrl": ...}``; what is left out is as usual.
+        A mapping such as ``{"image": ..., "agentUrl": ...}``; others keep their defaults.
     where
         For messages.
 

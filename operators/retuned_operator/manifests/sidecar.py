@@ -84,7 +84,7 @@ def sidecar(settings: SidecarSettings, *, target: str, metrics_url: str = "") ->
     settings
         How it looks.
     target
-        TuningTarget that the pod says it is of; empty leaves that to the operator.
+        TuningTarget that the pod names; if empty, the operator finds it.
     metrics_url
         Address of the server's metrics; empty takes that of the settings.
     """

@@ -1,6 +1,6 @@
-"""The review page in a cluster: caches to look at, people's own rights to look and to speak.
+"""The review page in a cluster: it reads from caches, with each person's own rights.
 
-Whoever comes is named by a proxy that has logged them in. What they may see the API server is
-asked; what they say is written in their name, by impersonation, so that the API server decides
-whether they may, and its log says who it was. The operator's own account says nothing for anybody.
+A proxy logs people in and names them. The page asks the API server what a person may see. It writes
+decisions in the person's name, by impersonation, so that the API server checks the person's rights
+and the audit log names the person. The operator's own account decides for no person.
 """

@@ -1,4 +1,4 @@
-"""What a person may see: the API server is asked, and its answer kept for a moment."""
+"""What a person may see: answers of the API server, cached for half a minute."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from retuned_operator.kube.resources import ACCESS_REVIEWS, PROPOSALS
 from retuned_operator.review.ports import AccessReviewer
 
 KEEP_S = 30.0
-"""Seconds that an answer is kept: somebody who lost a right sees no more after that."""
+"""Seconds that an answer is cached: a person who loses a right may still read that long."""
 _MOST = 4096
 _RETRY_S = 5.0
 
@@ -81,7 +81,7 @@ class AccessReview:
         try:
             answer = self._api.create(ACCESS_REVIEWS, {"metadata": {}, "spec": spec})
         except ApiError as error:
-            text = f"the cluster does not say what you may see: {error}"
+            text = f"the API server does not return your rights: {error}"
             raise TemporaryError(text, delay_s=_RETRY_S) from error
         status = answer.get("status")
         return isinstance(status, dict) and status.get("allowed") is True

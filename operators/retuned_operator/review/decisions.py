@@ -32,7 +32,7 @@ _MOST = 256
 
 
 class PendingDecisions:
-    """What was said here a moment ago.
+    """Decisions that this page has just written.
 
     Parameters
     ----------
@@ -86,13 +86,13 @@ class ClusterDeciding:
     Parameters
     ----------
     api
-        The API server; everything here is asked in the person's name, reading included.
+        The API server; every request here is made in the person's name, reading included.
     clock
         Time.
     channel
-        How the words came.
+        Channel of the decisions.
     said
-        Remembers what was taken, for who is shown it at once; None where nobody is.
+        Remembers accepted decisions, so that the page shows them immediately; None keeps none.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class ClusterDeciding:
     ) -> None:
         found = desk.one(PROPOSALS, SwapProposal, name, namespace=desk.namespace) if name else None
         if found is None:
-            raise UsageError("there is no such proposal any more")
+            raise UsageError("the proposal does not exist any more")
         artifact = found.spec.artifact.digest
         if artifact != seen.artifact:
             raise refused(
@@ -161,7 +161,7 @@ class ClusterDeciding:
             try:
                 taken = desk.cluster.create(DECISIONS, body)
             except AlreadyExists:
-                return  # the very same was said before
+                return  # the same decision was written before
         if self._said is not None:
             self._said.keep(taken)
 

@@ -17,12 +17,12 @@ from retuned_operator.schema import TuningTarget
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReviewEvidence:
-    """Evidence, as far as it can be read and believed."""
+    """Evidence, as far as it can be read and verified."""
 
     document: EvidenceDocument | None
-    """What it says; None where it cannot be read."""
+    """Its document; None if it cannot be read."""
     doubt: Doubt | None
-    """Why it is not to be believed; None where it is."""
+    """Why it is not valid; None if it is."""
 
 
 class ReviewStore(Protocol):
@@ -47,11 +47,11 @@ class ReviewStore(Protocol):
         ...
 
     def incumbent(self, kernel: str, target: TuningTarget) -> Solution | None:
-        """Return what servers of a target come with; None where nobody knows."""
+        """Return the original of servers of a target; None if it is unknown."""
         ...
 
     def roofs(self, kernel: str, shapes: Sequence[Mapping[str, int]], arch: str) -> Roofs | None:
-        """Return what physics allows some shapes; None where nobody knows."""
+        """Return the hardware limits of some shapes; None if they are unknown."""
         ...
 
     def drifts(self, *, before: str, limit: int) -> Sequence[DriftLine]:
@@ -59,11 +59,11 @@ class ReviewStore(Protocol):
         ...
 
     def window(self, key: str) -> Window | None:
-        """Return a drift report with its window and the one before; None where there is none."""
+        """Return a drift report with its window and the one before; None if it does not exist."""
         ...
 
     def busy_ratio(self, target: str) -> float | None:
-        """Return the share of time in which kernels ran; None where no profile says so."""
+        """Return the share of time in which kernels ran; None without a profile."""
         ...
 
     def accounts(self) -> Sequence[Account]:
@@ -80,7 +80,7 @@ class AccessReviewer(Protocol):
 
 
 class ImpersonatedWriter(Protocol):
-    """The API server, for who speaks in somebody's name."""
+    """The API server, for requests in a person's name."""
 
     def acting_as(self, user: str, groups: Sequence[str]) -> Cluster:
         """Return it as that person sees it."""

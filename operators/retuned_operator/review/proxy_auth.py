@@ -1,4 +1,4 @@
-"""Who comes, by the word of a proxy that proves itself. Without that proof nobody is anybody."""
+"""Users of the review page, named by an authenticated proxy. Other requests are refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECRET_HEADER = "x-retuned-proxy-secret"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proxy:
-    """Which proxy is believed, and what it calls things."""
+    """The trusted proxy, and the names of its headers."""
 
     secret: bytes = b""
     """What it shares with us; empty asks for none."""
@@ -47,7 +47,7 @@ class Proxy:
                 ipaddress.ip_network(text)
             except ValueError as error:
                 raise UsageError(
-                    f"the proxy's address {text!r:.60} is no network: {error}"
+                    f"the proxy's address {text!r:.60} is not a network: {error}"
                 ) from None
 
 
@@ -59,8 +59,8 @@ class ProxyAuthenticator:
     proxy
         Which one.
     groups
-        Groups that may be spoken for; others are left aside. Whoever is not in it could be anybody
-        else of the cluster's, so this is short and the same as what the role allows.
+        Groups that the page may impersonate; it ignores others, which could give rights in the
+        cluster. The list is short and equal to what the role allows.
     """
 
     def __init__(self, proxy: Proxy, *, groups: frozenset[str]) -> None:
@@ -73,11 +73,11 @@ class ProxyAuthenticator:
         if not self._is_proxy(visit):
             raise refused(
                 "not-known",
-                "this page is reached through the proxy that logs people in, and by no other way",
+                "open this page through the proxy that logs people in",
             )
         user = self._proxy.user_prefix + visit.headers.get(self._proxy.user_header, "").strip()
         if user == self._proxy.user_prefix:
-            raise refused("not-known", "the proxy does not say who you are; log in again")
+            raise refused("not-known", "the proxy sends no user name; log in again")
         said = visit.headers.get(self._proxy.groups_header, "").split(",")[:_MAX_GROUPS]
         prefix = self._proxy.groups_prefix
         groups = {prefix + each.strip() for each in said if each.strip()} & self._groups
@@ -114,6 +114,6 @@ def _secret_in(headers: Mapping[str, str]) -> bytes:
 def _check(name: str) -> None:
     """Refuse names that are Kubernetes' own, and those that could be more than a name."""
     if not (name.isascii() and name.isprintable()) or len(name) > _MAX_NAME:
-        raise refused("not-known", "the proxy names somebody by more than printable ASCII")
+        raise refused("not-known", "the user's name from the proxy is not short printable ASCII")
     if name.lower().startswith("system:"):
         raise refused("not-known", "names that begin with system: belong to the cluster itself")

@@ -1,4 +1,4 @@
-"""The review page of an operator: its settings, and what stands behind it."""
+"""The review page of an operator: its settings and its parts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _Header = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]
 
 
 class ReviewSettings(BaseModel):
-    """How the page is reached, and whom it believes."""
+    """Address of the page, and the proxy that it trusts."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, alias_generator=to_camel, use_attribute_docstrings=True
@@ -97,7 +97,7 @@ def review_app(
     Parameters
     ----------
     api
-        The API server; not the one that only who leads may write to: people's words are theirs.
+        The API server, without the leader's guard: the page writes decisions of people.
     gpu_resources
         Names of the resources that are accelerators.
 

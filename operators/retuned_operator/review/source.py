@@ -86,7 +86,7 @@ def row_of(found: SwapProposal) -> Row:
 
 
 def gate_of(status: GateStatus) -> Gate:
-    """Return what the gate said, as the pages show it."""
+    """Return the gate's answer for the pages."""
     return Gate(
         state=status.state.value,
         reason=status.reason.value,
@@ -104,7 +104,7 @@ def gate_of(status: GateStatus) -> Gate:
 def warnings_of(
     found: SwapProposal, policy: PolicyObject | None, viewer: Person
 ) -> Mapping[Act, tuple[str, ...]]:
-    """Return why the gate may not count what a viewer says."""
+    """Return why the gate may not count a decision of a viewer."""
     if policy is None:
         return {}
     who = KubernetesUser(user=viewer.user, groups=viewer.groups)
@@ -156,7 +156,7 @@ def case_of(
 
 
 def swap_lines(found: SwapProposal) -> Iterator[Line]:
-    """Return when it was swapped and taken back, oldest first."""
+    """Return its swaps and rollbacks, oldest first."""
     for step in found.status.history:
         if step.to in _SWAPS:
             yield _line(step, found)
@@ -203,7 +203,7 @@ def _line(step: Step, found: SwapProposal) -> Line:
 def _places(found: SwapProposal) -> Iterator[NodeRow]:
     rollout = found.status.rollout
     for pod in rollout.pods if rollout is not None else ():
-        told = "swap it in" if pod.wants is PodState.SWAP else "go back"
+        told = "swap it in" if pod.wants is PodState.SWAP else "roll back"
         yield NodeRow(name=pod.name, told=told, done=pod.done, since=pod.since, epoch=pod.epoch)
 
 
@@ -218,14 +218,14 @@ def _commands(found: SwapProposal) -> Iterator[str]:
 
 
 KEEP_S = 5.0
-"""Seconds that the order of ended proposals is kept; each that is shown is read anew."""
+"""Seconds that the order of ended proposals is cached; the page reads each proposal again."""
 _RETRY_S = 5.0
 _PROOFS = 2
 """Most pods of a proposal whose pairs are shown, the newest."""
 _ACCOUNTS = 4
 """Most pods of a proposal whose account is shown, the newest."""
 _DRIFTS = 2_000
-"""Most reports that are looked through for those that somebody may see."""
+"""Most reports that are searched for those that a person may see."""
 
 
 class ClusterReview:
@@ -240,13 +240,13 @@ class ClusterReview:
     sight
         Who may see what.
     said
-        Words that the caches do not have yet.
+        Decisions that the caches do not have yet.
     clock
         Time.
     place
         What this cluster is called.
     usd_per_gpu_hour
-        Price of an hour; None where nobody said.
+        Price of an hour; None if no price is set.
     gpu_resources
         Names of the resources that are accelerators.
     """
@@ -274,7 +274,7 @@ class ClusterReview:
         self._orders = _Orders(self._dates, clock=clock)
 
     def overview(self, viewer: Person) -> Overview:
-        """Return what stands on every page."""
+        """Return the content that is on every page."""
         namespaces = self._namespaces(viewer)
         counts = {
             standing: sum(key.partition("/")[0] in namespaces for key in self._orders.of(standing))
@@ -294,7 +294,7 @@ class ClusterReview:
     def proposals(
         self, viewer: Person, part: Slice, *, standing: Collection[ReviewPhase]
     ) -> ResultPage[Row]:
-        """Return the proposals that stand so, newest first."""
+        """Return the proposals in these review phases, newest first."""
         namespaces = self._namespaces(viewer)
         keys = self._orders.merged(standing)
         seen = [key for key in keys if key.partition("/")[0] in namespaces]
@@ -313,7 +313,7 @@ class ClusterReview:
         return ResultPage(rows=tuple(rows), more=more, unreadable=tuple(unreadable))
 
     def case(self, viewer: Person, key: str) -> ProposalDetails | None:
-        """Return all of one proposal; None where there is none that the viewer may see."""
+        """Return all of one proposal; None if the viewer may not see it or it does not exist."""
         namespace = key.partition("/")[0]
         if not self._sight.sees(viewer, namespace):
             return None
@@ -325,7 +325,7 @@ class ClusterReview:
         decisions = objects.decisions(known)
         if decisions is None:
             raise TemporaryError(
-                "what people said about it cannot all be read now; it may be a no", delay_s=_RETRY_S
+                "not all decisions can be read now; one may be a rejection", delay_s=_RETRY_S
             )
         spoken = sorted(
             (each for each in decisions if each.spec.proposal_ref.uid == found.metadata.uid),
@@ -382,7 +382,7 @@ class ClusterReview:
         return ResultPage(rows=tuple(rows[: part.limit]), more=more)
 
     def window(self, viewer: Person, key: str) -> Window | None:
-        """Return the window of a drift report; None where there is none."""
+        """Return the window of a drift report; None if it does not exist."""
         found = self._shelf.window(key)
         return found if found is not None and self._sees(viewer, found.line) else None
 
@@ -441,7 +441,7 @@ class ClusterReview:
                 log.warning("the pairs of %s are not shown: %s", name, error)
 
     def _beside(self, found: SwapProposal) -> str:
-        """Return what its experiment says of the devices; a win that was proposed says no more."""
+        """Return the note about devices, which is the detail of a proposed experiment."""
         key = f"{found.metadata.namespace}/{found.spec.experiment_ref}"
         body = self._caches.get(EXPERIMENTS, key)
         status = objects.part(body, "status") if body is not None else {}
@@ -476,7 +476,7 @@ class ClusterReview:
 
 
 class _Orders:
-    """Keys of proposals by standing, newest first, kept for a moment."""
+    """Keys of proposals by review phase, newest first, cached for `KEEP_S`."""
 
     def __init__(self, dates: Callable[[str], Mapping[str, str]], *, clock: Clock) -> None:
         self._dates = dates
@@ -485,11 +485,11 @@ class _Orders:
         self._kept: dict[ReviewPhase, tuple[float, list[tuple[str, str]]]] = {}
 
     def of(self, standing: ReviewPhase) -> list[str]:
-        """Return the keys of those that stand so."""
+        """Return the keys of proposals in one review phase."""
         return [key for _, key in self._dated(standing)]
 
     def merged(self, standing: Collection[ReviewPhase]) -> list[str]:
-        """Return the keys of those that stand so, or so."""
+        """Return the keys of proposals in any of some review phases."""
         dated = sorted((each for one in standing for each in self._dated(one)), reverse=True)
         return [key for _, key in dated]
 

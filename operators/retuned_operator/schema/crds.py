@@ -194,7 +194,7 @@ def schema_of(kind: CustomResource) -> Schema:
     }
     properties["kind"] = {"type": "string", "description": "What this object is."}
     properties["metadata"] = {"type": "object"}
-    # An object that was just made has no status; a default would only be noise in everybody's diff.
+    # An object that was just made has no status; a default would only be noise in a diff.
     properties["status"].pop("default", None)
     schema["required"] = ["spec"]
     for path, rules in RULES[kind.kind].items():

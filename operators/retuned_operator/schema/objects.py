@@ -1,8 +1,9 @@
 """Objects of the API server to models and back: the only place where either is read or written.
 
 The server has checked an object against its schema, but not against what only the models know, and
-an object may be older than the schema. What cannot be read is refused with its place; callers fail
-closed: a decision that cannot be read may be a rejection, a freeze that cannot be read stands.
+an object may be older than the schema. An invalid field is refused with its path. Callers fail
+closed: a decision that cannot be read may be a rejection, and a freeze that cannot be read is in
+force.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ MAX_OBJECT_BYTES = 2 * 2**20
 """No object of an API server is larger."""
 _MAX_SHOWN = 5
 _KEPT, _SMALL = 1024, 2**14
-"""Objects that are kept as they were read, and characters of the longest of them: three controllers
-look at each target, and every look at a policy's."""
+"""Parsed objects in the cache, and characters of the longest of them: three controllers read each
+target, and every pass reads the policies of a target."""
 
 R = TypeVar(
     "R",
@@ -96,7 +97,7 @@ def _parse(model: type[R], text: str) -> R:
 
 
 _parsed = lru_cache(_KEPT)(_parse)
-"""Objects are frozen: what has been read once is the same for all that look at it."""
+"""Objects are frozen: all readers may share a parsed object."""
 
 
 def _unreadable(
@@ -115,7 +116,7 @@ def _where(model: type[ApiModel], body: Mapping[str, Any]) -> str:
 
 
 def _said(error: ValidationError) -> str:
-    """Name the first fields that are wrong; values are a stranger's and are not repeated."""
+    """Name the first fields that are wrong; values are untrusted and not repeated."""
     problems = error.errors(include_url=False, include_input=False)
     shown = []
     for item in problems[:_MAX_SHOWN]:
@@ -127,5 +128,5 @@ def _said(error: ValidationError) -> str:
 
 
 def _printable(text: str) -> str:
-    """Take out what could steer a terminal: names and keys are a stranger's."""
+    """Replace characters that could control a terminal: names and keys are untrusted."""
     return "".join(each if each.isprintable() else "?" for each in text)

@@ -1,8 +1,8 @@
 """CEL rules of the custom resources: what must not change, and what belongs together.
 
-A rule is checked by the API server on every write, whoever writes. Each is about bounded data and
-cheap; what needs more thought (time zones, reachable quorums) is checked by the models, and a
-policy that they refuse is not used.
+The API server checks the rules on every write of every user. Each rule is about bounded data and
+cheap. The models check what rules cannot (time zones, reachable quorums), and a policy that they
+refuse is not used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Rule:
     expression: str
     """CEL; ``self`` is the value, ``oldSelf`` what it was: then it is checked on changes only."""
     message: str
-    """What the writer is told."""
+    """Error text of the API server."""
 
 
 def _fixed(what: str) -> Rule:
@@ -51,11 +51,11 @@ def _all_but(model: type[ApiModel], *mutable: str) -> tuple[Rule, ...]:
 _ABORT_STAYS = (
     Rule(
         expression="!oldSelf.requested || self.requested",
-        message="an abort is not taken back",
+        message="an abort cannot be withdrawn",
     ),
 )
 _ABORT_IS_THERE = Rule(
-    expression="!has(oldSelf.abort) || has(self.abort)", message="an abort is not taken back"
+    expression="!has(oldSelf.abort) || has(self.abort)", message="an abort cannot be withdrawn"
 )
 _INTERVAL = (
     Rule(
@@ -70,7 +70,7 @@ RULES: Mapping[str, Mapping[str, tuple[Rule, ...]]] = {
         "spec.gpu": (
             Rule(
                 expression="self.vendor == oldSelf.vendor && self.model == oldSelf.model",
-                message="another accelerator is another target: what was proven does not carry",
+                message="another accelerator needs another target: its results do not apply here",
             ),
         ),
     },
@@ -125,7 +125,7 @@ RULES: Mapping[str, Mapping[str, tuple[Rule, ...]]] = {
             ),
             Rule(
                 expression="self.decision != 'BreakGlass' || self.comment.matches('[^ \\t\\n]')",
-                message="whoever breaks glass says why",
+                message="a BreakGlass decision needs a comment",
             ),
         ),
     },

@@ -39,13 +39,13 @@ _LONGEST = {
     _pattern(Duration): 32,
     DNS: 253,
 }
-"""Longest text that a known pattern lets through, or that anybody would write."""
+"""Longest text that a known pattern allows, or that is useful."""
 _KEPT_NUMBER = ("minimum", "maximum", "multipleOf")
 _KEPT_TEXT = ("pattern", "minLength", "maxLength", "format", "enum")
 
 
 class NotStructural(TypeError):
-    """A model says something that no CRD can; it is to be written differently."""
+    """A model has a type that a CRD cannot express; change the model."""
 
 
 def structural(model: type[BaseModel]) -> Schema:
@@ -54,7 +54,7 @@ def structural(model: type[BaseModel]) -> Schema:
     Raises
     ------
     NotStructural
-        If the model says what Kubernetes cannot, such as a union of types, or refers to itself.
+        If a CRD cannot express the model, such as a union of types, or a recursive model.
 
     Examples
     --------
@@ -94,7 +94,7 @@ class _Writer:
     def _resolved(
         self, raw: Mapping[str, Any], *, path: str, inside: tuple[str, ...]
     ) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Write a reference out; what stands beside it is said of this place, and wins."""
+        """Replace a reference by its definition; keys beside the reference override it."""
         node = dict(raw)
         while "$ref" in node:
             name = str(node.pop("$ref")).rsplit("/", 1)[-1]
@@ -198,7 +198,7 @@ def _type_of(value: object, path: str) -> str:
     for kind, name in ((bool, "boolean"), (str, "string"), (int, "integer")):
         if isinstance(value, kind):
             return name
-    raise NotStructural(f"{path}: a constant that is no text, number or truth value")
+    raise NotStructural(f"{path}: a constant that is not a string, integer or boolean")
 
 
 def _without_null(value: Any) -> Any:  # noqa: ANN401 - any JSON

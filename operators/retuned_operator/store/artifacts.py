@@ -34,7 +34,7 @@ class ArtifactFolders:
         self._notary = notary
 
     def files(self, digest: Digest) -> Mapping[str, bytes] | None:
-        """Return the files of an artifact; None where there is none.
+        """Return the files of an artifact; None if it is not stored.
 
         Raises
         ------
@@ -76,10 +76,11 @@ class ArtifactFolders:
 
 
 def is_bound(files: Mapping[str, bytes], expected: Mapping[str, Any]) -> bool:
-    """Whether an artifact says of a live kernel's launches what its definition says.
+    """Whether the manifest of an artifact agrees with the definition of a live kernel.
 
-    Who runs candidates writes the manifest; which code of a server it takes over, how a launch is
-    read, and whether the server's own source is what runs, is for nobody to say anew.
+    The process that runs candidates writes the manifest, so it is untrusted. It must not change
+    which code of a server is intercepted, how a launch is read, or whether the server's own source
+    runs.
 
     Parameters
     ----------
@@ -113,7 +114,7 @@ def _put_folder(folder: Path, files: Mapping[str, bytes]) -> None:
                 os.fsync(file.fileno())
         os.replace(partial, folder)
     except OSError:
-        if not folder.is_dir():  # somebody else was faster
+        if not folder.is_dir():  # unless another process wrote it first
             raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)

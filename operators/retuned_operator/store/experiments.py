@@ -1,10 +1,10 @@
-"""The operator's store as controllers and the agent API see it: results, evidence, beliefs, code.
+"""The operator's store for controllers and the agent API: results, evidence, hypotheses, code.
 
-Records and signed evidence lie in one SQLite file and a folder of blobs, as on one machine. What
-an experiment's pod left is believed only after it was computed again here and signed; its artifact
-is copied and signed for the target that it is proposed for.
+Records and signed evidence are in one SQLite file and a folder of blobs, as on one machine. The
+operator computes the result of an experiment's pod again before it signs and uses it. It copies the
+artifact and signs it for the target of the proposal.
 
-What pods of an experiment are told: the plan, and what those before them have found.
+Tasks for pods of an experiment: the plan, and the findings of earlier pods.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class Tasks:
     Parameters
     ----------
     store
-        Variants that earlier experiments won.
+        Winners of earlier experiments.
     results
-        What pods have told.
+        Results of pods.
     live
         Live kernels of servers.
     asking
@@ -106,7 +106,7 @@ class Tasks:
         self._asking = asking
 
     def task(self, experiment: KernelExperiment, role: JobRole, *, arch: str = "") -> str:
-        """Return the lab's task; a trusted Job gets the finalists, and nobody's numbers.
+        """Return the lab's task; a trusted Job gets the finalists without their measurements.
 
         What has no room in a ConfigMap is left out: the search compiles it itself. For a tunable
         the task has what the servers report.
@@ -141,7 +141,7 @@ class Tasks:
             body["plan"] = plan.model_copy(update={"budget": budget}).model_dump(mode="json")
             before = sum(ref.role is role for ref in experiment.status.job_refs)
             attempt = f"{experiment.metadata.uid}/{before}"
-            # who does not know what it writes for would be told of another device
+            # without a device the prompt could describe a wrong one
             body["evolve"] = self._asking.config(attempt) if arch else None
         if role in (JobRole.COMPILE, JobRole.SEARCH):
             body["written"] = _fitting(body, self._written(experiment))
@@ -179,7 +179,7 @@ class Tasks:
         return self._live.find(target_of(experiment), name) or own_definition(name)
 
     def told(self, experiment: KernelExperiment, role: JobRole) -> list[Finding]:
-        """Return what the pod of a role has told whose result counts, in its order."""
+        """Return the findings of the pod of a role whose result counts, in its order."""
         refs = [r for r in experiment.status.job_refs if r.role is role and r.result]
         return [
             finding
@@ -190,7 +190,7 @@ class Tasks:
         ]
 
     def of(self, experiment: KernelExperiment, job: str) -> Sequence[PodResult]:
-        """Return what the pods of a Job have told."""
+        """Return the results of the pods of a Job."""
         return self._results.of(experiment.metadata.uid, job)
 
     def _solution(self, digest: Digest) -> Solution | None:
@@ -199,7 +199,7 @@ class Tasks:
         return Solution.model_validate(stored.body) if stored is not None else None
 
     def _written(self, experiment: KernelExperiment) -> list[Solution]:
-        """Return what a model has written; whatever the pod says, a stranger is its author."""
+        """Return the variants that a model wrote; they are untrusted, whatever the pod reports."""
         return [
             each.solution.model_copy(update={"trust": TrustClass.GENERATED})
             for each in self.told(experiment, JobRole.GENERATE)
@@ -262,13 +262,13 @@ class StoreLedger:
     artifacts
         Folder of artifacts by digest.
     results
-        What pods have told.
+        Results of pods.
     live
         Live kernels of servers; made over `store` by default.
     heard
-        Told of every window that a pod has told for the first time.
+        Called with every window that a pod reports for the first time.
     collector
-        Brings it in; None where somebody else does.
+        Fetches results of pods; None if another part does.
     spans
         What is being done, for traces; off by default.
     asking
@@ -343,7 +343,7 @@ class StoreLedger:
         )
         if raw is None or doubt is not None:
             why = doubt.detail if doubt else "it left no evidence"
-            log.error("%s: what %s proved is not believed: %s", uid, pod_uid, why)
+            log.error("%s: the evidence of %s is not valid: %s", uid, pod_uid, why)
             return None
         table = None
         if is_tunable(experiment.spec.kernel.name):
@@ -424,12 +424,12 @@ class StoreLedger:
         return EvidenceFault.OTHER_ENVIRONMENT if any(d.decides for d in apart) else None
 
     def share(self, hypothesis: str) -> float:
-        """Return the share of GPU time of a belief; see `Ledger.share`."""
+        """Return the share of GPU time of a hypothesis; see `Ledger.share`."""
         stored = self._store.get(HYPOTHESIS, hypothesis)
         return float(stored.body["share"]) if stored is not None else 0.0
 
     def belief(self, id: str) -> Hypothesis | None:
-        """Return what was believed; see `Ledger.belief`."""
+        """Return a hypothesis; see `Ledger.belief`."""
         stored = self._store.get(HYPOTHESIS, id)
         return Hypothesis.model_validate(stored.body) if stored is not None else None
 
@@ -449,11 +449,11 @@ class StoreLedger:
         self._inbox.answered(drifted)
 
     def take(self, receipt: Receipt, said: Said) -> None:
-        """Keep what a sidecar says; see `StoreInbox`."""
+        """Keep a message of a sidecar; see `StoreInbox`."""
         self._inbox.take(receipt, said)
 
     def believe(self, belief: Hypothesis) -> None:
-        """Keep a belief."""
+        """Store a hypothesis."""
         self._store.add(HYPOTHESIS, belief.id, belief.model_dump(mode="json"), phase="open")
 
     # --- code -------------------------------------------------------------------------------------
@@ -481,7 +481,7 @@ class StoreLedger:
         try:
             table = verified(solution, experiment.spec.kernel.name)
         except CandidateError as error:
-            log.error("%s: what was delivered is refused: %s", experiment.metadata.uid, error)
+            log.error("%s: the delivered table is refused: %s", experiment.metadata.uid, error)
             return None
         self._store.add(SOLUTION, table.digest, table.model_dump(mode="json"), phase="final")
         return table
@@ -489,14 +489,14 @@ class StoreLedger:
     def _keep_artifact(
         self, experiment: KernelExperiment, found: PodResult, solution: Solution
     ) -> bool:
-        """Copy what was compiled and sign it for its target; False where there is none."""
+        """Copy the compiled files and sign them for their target; False without any."""
         files = self._results.artifact(experiment.metadata.uid, found, solution.digest)
         if files is None:
             return False
         target, own = target_of(experiment), self._tasks.own(experiment)
         name = experiment.spec.kernel.name
         if not is_bound(files, {} if own is None else launch_data_of(own, solution)):
-            log.error("%s says of launches of %s what nobody has lifted", solution.digest, name)
+            log.error("the manifest of %s differs from the definition of %s", solution.digest, name)
             return False
         self._artifacts.keep(solution.digest, files, definition=name, target=target)
         body = solution.model_dump(mode="json")

@@ -1,13 +1,13 @@
-"""Users' own kernels in a cluster: a folder of files, each believed or refused for itself.
+"""Users' own kernels in a cluster: a folder of files, each accepted or refused separately.
 
-They are an administrator's, as policies are, and are known to every target; what a pod tells of its
-server's kernels is kept apart, by target. A file that cannot be used is left out and said, with
-what is wrong and where, and takes nothing else with it: an operator that ended over one file would
-also no longer send back what does harm.
+An administrator provides them, as policies, for every target. Definitions that pods report are
+stored separately, by target. An invalid file is skipped and logged with its error and place. It
+does not affect other files: an operator that ended because of one file could not roll back harmful
+swaps.
 
 The catalog as controllers ask it: what servers of a kind come with.
 
-Live kernels of servers: what their pods have lifted, read as a stranger's and kept by target.
+Live kernels of servers: definitions that pods report, untrusted and stored by target.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _MAX_READ = 512
 
 
 class LiveKernels:
-    """Definitions that pods have told.
+    """Definitions that pods have reported.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class LiveKernels:
         self._read: OrderedDict[str, tuple[datetime, LiftedRecord]] = OrderedDict()
 
     def take(self, target: str, said: DefinitionPost) -> None:
-        """Keep a definition, together with what other pods of the target have told of it.
+        """Store a definition, merged with the reports of other pods of the target.
 
         Raises
         ------
@@ -84,7 +84,7 @@ class LiveKernels:
                 self._settle(target, other, record)
 
     def find(self, target: str, name: str) -> OwnDefinition | None:
-        """Return a definition of a target, an outdated one too; None where there is none."""
+        """Return a definition of a target, an outdated one too; None if it is not stored."""
         record = self._get(target, name)
         return None if record is None else record.own
 
@@ -131,7 +131,7 @@ class LiveKernels:
 
 
 def _checked(said: DefinitionPost) -> LiftedRecord:
-    """Read what a pod told.
+    """Read a pod's report.
 
     Raises
     ------
@@ -172,7 +172,7 @@ def _code_in(own: OwnDefinition) -> str:
     if variant.incumbent is None or variant.serves or variant.language is not Language.TRITON:
         return "its variant is not the live kernel"
     if variant.trust is not TrustClass.PARAMETERS:
-        return "its variant is somebody's source"
+        return "its variant is source code from outside"
     if not own.definition.op_type.startswith(PREFIX) or catalog.languages(own.name):
         return "it takes the place of a kernel of the catalog"
     return ""
@@ -188,7 +188,7 @@ def _check_shapes(record: LiftedRecord) -> None:
         if not all(1 <= length <= LONGEST_VARIABLE for length in workload.axes.values()):
             raise _refused("definition-malformed", "a shape has a length that no launch has")
         if not _allows(own, workload.axes):
-            raise _refused("definition-invalid", "a shape is none that it allows")
+            raise _refused("definition-invalid", "a shape is outside its guard")
 
 
 def _allows(own: OwnDefinition, axes: Mapping[str, int]) -> bool:
@@ -206,9 +206,9 @@ def _together(before: LiftedRecord, new: LiftedRecord) -> LiftedRecord:
     """
     for part in ("definition", "made", "variants"):
         if getattr(before.own, part) != getattr(new.own, part):
-            raise _refused("definition-differs", f"{part}: another pod has told it otherwise")
+            raise _refused("definition-differs", f"{part}: another pod reports a different one")
     if not same_launches(before.own.lifted, new.own.lifted):
-        raise _refused("definition-differs", "lifted: another pod has told it otherwise")
+        raise _refused("definition-differs", "lifted: another pod reports a different one")
     found: dict[tuple[tuple[str, int], ...], tuple[Workload, tuple[int, int, int]]] = {}
     for record in (before, new):
         for workload, grid in zip(record.workloads, record.grids, strict=True):
@@ -294,7 +294,7 @@ def _files(folder: Path, left_out: list[SkippedFile]) -> Iterator[Path]:
     """Yield the files; that there are too many, or none can be listed, is left out as one thing."""
     try:
         if not folder.is_dir():
-            raise _refused_file("cannot-open", "is no folder; mount the definitions there")
+            raise _refused_file("cannot-open", "is not a folder; mount the definitions there")
         found = definition_files([folder])
         yield from islice(found, MAX_FILES)
         if next(found, None) is not None:
@@ -373,7 +373,7 @@ class CatalogKernels:
         self._buckets = buckets or ProfileSettings()
 
     def incumbent(self, definition: str, *, target: TuningTarget) -> Solution | None:
-        """Return what such servers come with; None for a kernel that nobody knows."""
+        """Return the original of such servers; None for an unknown kernel."""
         if is_tunable(definition):
             launched = self._tunables.launched(target.full_name, definition)
             return None if launched is None else launched.incumbent
@@ -381,21 +381,21 @@ class CatalogKernels:
         return None if entry is None else entry.incumbent
 
     def structures(self, definition: str, *, target: TuningTarget) -> tuple[str, ...]:
-        """Return the source structures that a search can look at; empty where nobody knows any."""
+        """Return the source structures that a search can try; empty if none is known."""
         entry = self._entry(definition, target)
         return () if entry is None else tuple(space.name for space in entry.spaces)
 
     def recognise(
         self, kernel: str, dims: Dims, dtypes: tuple[str, ...], *, target: TuningTarget
     ) -> tuple[str, Mapping[str, int]] | None:
-        """Return definition and variable axes of a launch; None if nobody knows it."""
+        """Return definition and variable axes of a launch; None for an unknown kernel."""
         binding = catalog.recognise(kernel, dims, dtypes)
         if binding is None or _language_of(target) not in catalog.languages(binding.definition):
             return None
         return binding.definition, binding.axes
 
     def live_shapes(self, *, target: TuningTarget) -> LiveShapes:
-        """Return what says which shapes of live kernels launches may have had."""
+        """Return the function that finds possible shapes of launches of live kernels."""
         records = () if self._live is None else self._live.every(target.full_name)
         found = Geometries(records, buckets=self._buckets)
         return lambda stat: [(share.workload, share.part) for share in found.shares_of(stat)]

@@ -1,6 +1,6 @@
-"""What sidecars tell, as the operator's store keeps it: windows, drift and live kernels.
+"""Reports of sidecars in the operator's store: windows, drift and live kernels.
 
-Which window a pod has told last: the page shows a window beside the one before it.
+Also the last window of each pod: the page shows a window beside the one before it.
 
 Kinds of records in the operator's store that several modules read.
 """
@@ -35,7 +35,7 @@ class LatestWindow:
         self._by_pod: OrderedDict[str, str] = OrderedDict()
 
     def before(self, pod: str, id: str) -> str:
-        """Return the window that a pod told before; empty where none is known, or it is the same.
+        """Return the previous window of a pod; empty if unknown, or if it is the same.
 
         Examples
         --------
@@ -49,7 +49,7 @@ class LatestWindow:
         return "" if found == id else found
 
     def told(self, pod: str, id: str) -> None:
-        """Note that a pod has told a window for the first time."""
+        """Record a window that a pod reports for the first time."""
         with self._lock:
             self._by_pod[pod] = id
             self._by_pod.move_to_end(pod)
@@ -58,11 +58,11 @@ class LatestWindow:
 
 
 PROFILE = "pod-profile"
-"""A window that a pod told."""
+"""A window that a pod reported."""
 DRIFT = "pod-drift"
-"""A drift report that a pod told."""
+"""A drift report of a pod."""
 HYPOTHESIS = "hypothesis"
-"""A belief."""
+"""A hypothesis."""
 SOLUTION = "solution"
 """A variant that an experiment won."""
 
@@ -82,7 +82,7 @@ class StoreInbox:
     tunables
         Tunables of servers.
     heard
-        Told of every window that a pod has told for the first time.
+        Called with every window that a pod reports for the first time.
     spans
         What is being done, for traces.
     """
@@ -129,7 +129,7 @@ class StoreInbox:
     def _heard_in(
         self, receipt: Receipt, said: ProfileReport | DriftPost
     ) -> AbstractContextManager[None]:
-        """Be in the span of what a pod tells of drift, which goes on from the pod's own."""
+        """Open the span of a pod's drift report, whose parent is the pod's span."""
         if isinstance(said, ProfileReport):
             return nullcontext()
         about = {"target": receipt.pod.target, "pod": receipt.pod.name}

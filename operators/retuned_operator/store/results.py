@@ -1,10 +1,10 @@
-"""What the pods of experiments have told, kept in folders of the operator and read as a stranger's.
+"""Results of the pods of experiments, stored in folders of the operator; untrusted input.
 
 A pod's folder is ``<results>/<experiment uid>/<job>/<pod uid>``: ``findings.jsonl`` with the lab's
-lines, the last of which says that all is done; ``evidence/<digest>.json`` and
+lines, whose last marks the end; ``evidence/<digest>.json`` and
 ``artifacts/<digest>`` as the lab keeps them. A folder without the last line is not complete and
-does not count. Of a pod that could not be read there is a folder with ``refused.json`` alone, so
-that nobody asks again.
+does not count. A pod that could not be read has a folder with ``refused.json`` alone, so that the
+operator does not try it again.
 
 Results of experiments on their way in: the log of a pod's container, read once and kept.
 """
@@ -57,7 +57,7 @@ MAX_FINDINGS_BYTES = 64 << 20
 MAX_EVIDENCE_BYTES = 32 << 20
 MAX_ARTIFACT_BYTES = 16 << 20
 MAX_PODS = 256
-"""Most pods of one Job that are looked at: a Job has one, or a few after disruptions."""
+"""Most pods of one Job that are read: a Job has one, or a few after disruptions."""
 _MOST = 2**31 - 1
 _WORDS = 1024
 """Characters of what turns found."""
@@ -80,9 +80,9 @@ class PodResult:
     findings: tuple[Finding, ...]
     """Every candidate, in the order in which they were final."""
     left_out: int = 0
-    """Losers that the pod had no room to tell of."""
+    """Losers that the pod's log had no room for."""
     beside: str = ""
-    """What accelerators did while it measured; empty where nothing is known or worth a word."""
+    """State of accelerators during its measurements; empty if unknown or not notable."""
     turns: tuple[Turn, ...] = ()
     """Of an experiment on a tunable: one for each size class that it searched."""
 
@@ -134,14 +134,14 @@ class ResultFolder:
         self._read: OrderedDict[tuple[Path, int, int, int], PodResult] = OrderedDict()
         """By folder, file, time and size of its findings: what was read of it, newest use last."""
 
-    # --- what was told ----------------------------------------------------------------------------
+    # --- stored results --------------------------------------------------------------------------
 
     def has(self, experiment_uid: str, job: str, pod: str) -> bool:
-        """Whether a pod has been read before, with whatever came of it."""
+        """Whether a pod has been read before, with any result."""
         return (self._root / _checked(experiment_uid) / _checked(job) / _checked(pod)).is_dir()
 
     def keep(self, experiment_uid: str, job: str, pod: str, told: Bundle) -> None:
-        """Keep what a pod has told; what is there already stays as it is.
+        """Store the results of a pod; existing files stay unchanged.
 
         Raises
         ------
@@ -154,7 +154,7 @@ class ResultFolder:
         self._put(self._root / _checked(experiment_uid) / _checked(job) / _checked(pod), files)
 
     def refuse(self, experiment_uid: str, job: str, pod: str, *, code: str, why: str) -> None:
-        """Keep that a pod has told nothing that can be used.
+        """Record that a pod has no usable result.
 
         Raises
         ------
@@ -166,7 +166,7 @@ class ResultFolder:
         self._put(folder, {REFUSED: data})
 
     def refusals(self, experiment_uid: str, job: str) -> Mapping[str, str]:
-        """Return the codes of pods that told nothing that can be used, by uid."""
+        """Return the codes of pods without a usable result, by uid."""
         found = {}
         folder = self._root / _checked(experiment_uid) / _checked(job)
         for path in sorted(folder.glob(f"*/{REFUSED}"))[:MAX_PODS]:
@@ -175,7 +175,7 @@ class ResultFolder:
         return found
 
     def keep_only(self, experiment_uids: Collection[str]) -> None:
-        """Forget the results of all other experiments, which nobody can ask for any more."""
+        """Delete the results of all other experiments, which do not exist any more."""
         if self._root.is_dir():
             for folder in self._root.iterdir():
                 if folder.name not in experiment_uids:
@@ -225,14 +225,14 @@ class ResultFolder:
         return tuple(each for each in found if each is not None)
 
     def evidence(self, experiment_uid: str, result: PodResult, digest: Digest) -> bytes | None:
-        """Return a document of evidence, unchecked; None where there is none."""
+        """Return a document of evidence, unchecked; None if it does not exist."""
         path = self._folder(experiment_uid, result) / "evidence" / f"{_hex(digest)}.json"
         return _bytes(path, limit=MAX_EVIDENCE_BYTES)
 
     def artifact(
         self, experiment_uid: str, result: PodResult, digest: Digest
     ) -> dict[str, bytes] | None:
-        """Return the files of an artifact, unchecked; None where there is none."""
+        """Return the files of an artifact, unchecked; None if it does not exist."""
         folder = self._folder(experiment_uid, result) / "artifacts" / _hex(digest)
         try:
             if not _is_small(folder):
@@ -264,7 +264,7 @@ class ResultFolder:
         return found
 
     def _pod(self, folder: Path, *, job: str) -> PodResult | None:
-        """Return what a pod has left; None where it is not complete, or is no result at all."""
+        """Return the result of a pod; None if it is incomplete or not a result."""
         data = _bytes(folder / FINDINGS, limit=MAX_FINDINGS_BYTES)
         if data is None or not data.endswith(b"\n"):
             return None
@@ -299,7 +299,7 @@ def _left_out(folder: Path) -> int:
 
 
 def _bytes(path: Path, *, limit: int) -> bytes | None:
-    """Return a plain file's bytes, never through a link; None where there is none that is fit."""
+    """Return a plain file's bytes, never through a link; None if absent or not plain."""
     try:
         return read_plain(path, max_bytes=limit, follow=False)
     except (FileNotFoundError, NotPlain):
@@ -319,7 +319,7 @@ def _is_small(folder: Path) -> bool:
 
 def _checked(name: str) -> str:
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{name[:80]!r} is no name of an object")
+        raise ValueError(f"{name[:80]!r} is not a name of an object")
     return name
 
 
@@ -337,16 +337,16 @@ log = logging.getLogger(__name__)
 LOG_GONE = "results-log-gone"
 """The node has forgotten what the container wrote, or it never ran."""
 _MAX_WAITING = 1024
-"""Most pods whose waits are remembered; who is forgotten is asked a little earlier."""
+"""Most pods whose waits are remembered; a forgotten pod is tried earlier."""
 _ENDED = ("Succeeded", "Failed")
 _WAIT_S, _LONGEST_WAIT_S = 10.0, 80.0
-"""Nobody asks again for a log that could not be had before that time has passed, which doubles: one
-that looks at experiments waits while a node that is away is asked."""
+"""Delay before the next try of a log that could not be read, first and longest; it doubles. A
+request to a node that is away blocks the controller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wait:
-    """When a pod is asked again."""
+    """When a pod's log is tried again."""
 
     until_s: float
     length_s: float
@@ -393,8 +393,8 @@ class Collector:
     def collect(self, experiment: KernelExperiment) -> None:
         """Read every pod that has ended and was not read before.
 
-        What cannot be had now is asked for later; it never keeps an experiment from going on, or
-        from being ended.
+        A log that cannot be read now is tried later. It never keeps an experiment from continuing
+        or ending.
         """
         uid = experiment.metadata.uid
         for ref, body in self._ended(experiment):
@@ -421,7 +421,7 @@ class Collector:
                 self._waiting.pop(next(iter(self._waiting)))
 
     def lost(self, experiment: KernelExperiment) -> Mapping[str, str]:
-        """Return the Jobs all of whose pods that have ended told nothing, with a stable code."""
+        """Return the Jobs whose ended pods all have no usable result, with a stable code."""
         found: dict[str, str] = {}
         ended = tuple(self._ended(experiment))
         for ref in {ref.name: ref for ref, _ in ended}.values():
@@ -445,7 +445,7 @@ class Collector:
             yield ref, body
 
     def _read(self, sender: Sender, metadata: Mapping[str, object]) -> None:
-        """Read one pod, and keep what it told or why it told nothing.
+        """Read one pod, and store its result or the reason for none.
 
         Raises
         ------

@@ -77,11 +77,11 @@ class StoredReviews:
             return None
 
     def incumbent(self, kernel: str, target: TuningTarget) -> Solution | None:
-        """Return what servers of a target come with; None where nobody knows."""
+        """Return the original of servers of a target; None if it is unknown."""
         return self._kernels.incumbent(kernel, target=target)
 
     def roofs(self, kernel: str, shapes: Sequence[Mapping[str, int]], arch: str) -> Roofs | None:
-        """Return what physics allows some shapes; None where nobody knows."""
+        """Return the hardware limits of some shapes; None if they are unknown."""
         return roofs_of(kernel, shapes, arch=arch)
 
     def drifts(self, *, before: str, limit: int) -> Sequence[DriftLine]:
@@ -90,7 +90,7 @@ class StoredReviews:
         return tuple(_lines(page))
 
     def window(self, key: str) -> Window | None:
-        """Return a drift report with its window, told under the same id, and its pod's before."""
+        """Return a drift report with its window of the same id, and the pod's window before."""
         stored = self._store.get(DRIFT, key)
         line = next(_lines((stored,) if stored is not None else ()), None)
         if line is None:
@@ -105,7 +105,7 @@ class StoredReviews:
         )
 
     def busy_ratio(self, target: str) -> float | None:
-        """Return the share of time in which kernels ran; None where no profile says so."""
+        """Return the share of time in which kernels ran; None without a profile."""
         found = []
         for stored in self._store.list(PROFILE, prefix=f"{target}/", limit=_LOOKED_AT):
             profile = _profile(stored)

@@ -44,7 +44,7 @@ class StoredTable(Record):
 
 
 def find_table(store: Store, digest: Digest) -> StoredTable | None:
-    """Return a table by the digest of its text; None where there is none that can be read."""
+    """Return a table by the digest of its text; None if it is not stored or not readable."""
     stored = store.get(TABLE, digest)
     if stored is None:
         return None
@@ -60,7 +60,7 @@ def find_table(store: Store, digest: Digest) -> StoredTable | None:
 
 
 def shown_table(store: Store, digest: Digest) -> Solution | None:
-    """Return a table as a variant with all of its rules, for people; None where it is none."""
+    """Return a table as a variant with all of its rules, for people; None if it is not a table."""
     found = find_table(store, digest)
     if found is None:
         return None
@@ -108,7 +108,7 @@ class TableStore:
             self._store.advance(TABLE, table.digest, expect="final", to="final", body=body)
 
     def find(self, digest: Digest) -> StoredTable | None:
-        """Return a table by the digest of its text; None where there is none."""
+        """Return a table by the digest of its text; None if it is not stored."""
         return find_table(self._store, digest)
 
     def proven(self, proposal: Proposal) -> Digest | None:

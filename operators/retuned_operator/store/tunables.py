@@ -1,4 +1,4 @@
-"""Tunables of servers in a cluster: the last post of each pod, and why there is no experiment.
+"""Tunables of servers in a cluster: the last post of each pod, and reasons against an experiment.
 
 Posts are kept in memory: each pod repeats its own once a window, so an operator that was restarted
 waits for one. What an experiment needs of a server is large, and the same for all its pods, so only

@@ -1,8 +1,8 @@
-"""Keeping the certificates in a Secret, and telling the cluster whom to believe.
+"""Stores the certificates in a Secret, and publishes their authority to the cluster.
 
-The Secret is the one truth: it is written first, with the version it was decided on, so that of two
+The Secret is the only source: it is written first, over the version that was read, so that of two
 operators one wins and the other reads. Then the authorities are published, and only then does a
-process serve what the Secret says. Every step can be repeated.
+process serve the certificate of the Secret. Every step can be repeated.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ log = logging.getLogger(__name__)
 SECRET = "retuned-webhook-cert"
 """Secret with authority and certificate, in the operator's namespace."""
 AUTHORITY = "retuned-agent-ca"
-"""ConfigMap with ``ca.crt`` in every namespace with servers; sidecars believe it."""
+"""ConfigMap with ``ca.crt`` in every namespace with servers; sidecars trust it."""
 WEBHOOK = "retuned-sidecar"
 """The MutatingWebhookConfiguration whose ``caBundle`` is kept."""
 MANAGED_BY = "app.kubernetes.io/managed-by"
-"""Label that says who made an object."""
+"""Label that names the creator of an object."""
 LOOK_AGAIN = timedelta(minutes=10)
 _TAKEN_BY_OTHERS = 3
 """Tries against others who write the same Secret."""
@@ -60,11 +60,11 @@ class Objects(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CertificateState:
-    """What is to be served, and who does not know yet whom to believe."""
+    """The certificate to serve, and the namespaces without the authority."""
 
     pair: Pair
     untold: tuple[str, ...] = ()
-    """Namespaces that could not be told; one that is on its way out never can."""
+    """Namespaces where publishing failed; in one that is being deleted it always fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class CertificateRotator:
         return CertificateState(pair=material.serving, untold=untold)
 
     def served(self) -> Pair | None:
-        """Return what the Secret says is to be served, for who may not write; None before.
+        """Return the certificate of the Secret, for a process that may not write; None before.
 
         Raises
         ------
@@ -122,7 +122,7 @@ class CertificateRotator:
             except (Conflict, AlreadyExists):
                 if not left:
                     raise
-                continue  # somebody else was faster: what they wrote is as good
+                continue  # another replica wrote first; its certificate is as good
             log.info("secret %s/%s has new certificates", self.namespace, SECRET)
             return due
         raise AssertionError("the last try returns or raises")
@@ -149,9 +149,9 @@ class CertificateRotator:
 def publish(
     api: Objects, bundle: bytes, *, namespaces: Iterable[str], webhook: str = ""
 ) -> tuple[str, ...]:
-    """Tell the cluster whom to believe; what says so already is not written again.
+    """Publish the authority in the cluster; objects that have it already are not written.
 
-    Returns the namespaces that could not be told: the others are not kept waiting for them.
+    Returns the namespaces where publishing failed: they do not delay the others.
 
     Parameters
     ----------
@@ -167,7 +167,7 @@ def publish(
     Raises
     ------
     ApiError
-        If the API server cannot be told of the webhook's authority.
+        If the webhook's authority cannot be published.
     """
     owner = _publish_webhook(api, bundle, webhook) if webhook else ()
     untold = []
@@ -200,10 +200,10 @@ def mounted(folder: Path) -> tuple[Pair, bytes] | None:
 
 
 def _publish_webhook(api: Objects, bundle: bytes, name: str) -> tuple[dict[str, Any], ...]:
-    """Tell the API server; return what owns what is told to others, so that all go together."""
+    """Publish the authority to the API server; return the owner of the other published objects."""
     try:
         found = api.get(MUTATING_WEBHOOKS, name)
-    except NotFound:  # the chart makes it; without it there is nobody to tell
+    except NotFound:  # the chart makes it; without it, publish nothing
         return ()
     wanted = base64.b64encode(bundle).decode()
     hooks = found.get("webhooks") or []

@@ -1,8 +1,8 @@
-"""Our own authority and the certificates it gives, for where cert-manager does not do it.
+"""Our own authority and its certificates, for clusters without cert-manager.
 
-`renewed` decides what is due; keys are the only randomness, and the time is an argument. A new
-authority is made known a while before it is used, and an old one stays known until it ends, so that
-no moment exists in which the cluster disbelieves a certificate that is in use.
+`renewed` decides which are due; keys are the only randomness, and the time is an argument. A new
+authority is published before it is used, and an old one stays published until it ends, so that the
+cluster trusts the certificate in use at all times.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An AdmissionReview in, an AdmissionReview out. Pure.
 
-Every pod is admitted. One that asks for the sidecar and cannot take it is admitted as it is, with a
-warning for whoever made it and a note in the audit log.
+Every pod is admitted. One that requests the sidecar and cannot take it is admitted unchanged, with
+a warning for its author and a note in the audit log.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_UID = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionResponse:
-    """What the API server is told."""
+    """The answer to the API server."""
 
     body: Mapping[str, Any]
     """The AdmissionReview."""
@@ -76,7 +76,7 @@ def answer(review: Mapping[str, Any], *, settings: SidecarSettings) -> Admission
     request = review["request"]
     pod = request.get("object")
     if not _is_new_pod(request) or not isinstance(pod, Mapping):
-        return _answered(request, NotInjected.NOT_A_POD, detail="only new pods are looked at")
+        return _answered(request, NotInjected.NOT_A_POD, detail="only new pods are injected")
     result = inject(pod, settings=settings)
     if result.reason is not None:
         return _answered(request, result.reason, detail=result.detail)

@@ -13,7 +13,7 @@ from retuned_operator.webhook.certificates import Pair
 
 _STOP_S = 10.0
 _MAX_AT_ONCE = 128
-"""Requests that are answered at the same time; the rest is told to come again."""
+"""Most connections and requests at the same time; the server answers more with 503."""
 
 
 class WebhookServer(HttpsServer):

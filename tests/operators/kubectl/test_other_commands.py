@@ -44,8 +44,8 @@ def test_status_says_what_is_looked_after_and_what_stands_in_the_way(
     text = run("status")
     for part in ("serving/chat", "Swap", "MI300X", "rmsnorm_h512", "1 Promoted", "1 Running"):
         assert part in text
-    assert "policy serving/prod is not in use: the operator has not looked" in text
-    assert "target serving/chat is not ready: the operator has not looked" in text
+    assert "policy serving/prod is not in use: the operator has not reconciled it" in text
+    assert "target serving/chat is not ready: the operator has not reconciled it" in text
     body = run("status", "-A", "-o", "json")
     assert body["targets"][0]["ready"] is False
     assert body["targets"][0]["status"]["reportingPods"] == 3
@@ -164,7 +164,7 @@ def test_a_freeze_stands_at_once_shows_and_is_lifted(cluster: Cluster, run: Run)
 def test_of_several_freezes_one_is_named_or_all_are_meant(cluster: Cluster, run: Run) -> None:
     first = run("freeze", "-o", "json", who="grace")["freeze"]["id"]
     run("freeze", "--until", "2h", "--stop", "HoldAndDrain", who="grace")
-    assert "2 freezes stand" in run("thaw", who="grace", code=2)
+    assert "2 freezes are in force" in run("thaw", who="grace", code=2)
     assert run("thaw", first, "-o", "json", who="grace") == {"thawed": [first]}
     run("freeze", who="grace")
     assert len(run("thaw", "--all", "-o", "json", who="grace")["thawed"]) == 2
