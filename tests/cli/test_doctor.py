@@ -320,7 +320,7 @@ def broken() -> Gpu | None:
     [
         (machine(), "gpu-lab", Level.OK, "interpreted"),
         (machine(gpu=lambda: gpu("sm_90")), "gpu-lab", Level.OK, "cuda 13.0, driver 1.2"),
-        (machine(gpu=lambda: gpu("gfx1100")), "gpu-lab", Level.LIMITED, "left to gain"),
+        (machine(gpu=lambda: gpu("gfx1100")), "gpu-lab", Level.LIMITED, "possible gain"),
         (machine(gpu=lambda: gpu("sm_90")), "gpu-launcher", Level.LIMITED, "gcc"),
         (machine(gpu=broken), "gpu-lab", Level.LIMITED, "another vendor"),
     ],
