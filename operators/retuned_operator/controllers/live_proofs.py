@@ -10,6 +10,8 @@ import json
 from collections.abc import Sequence
 from datetime import datetime
 
+from pydantic import BaseModel
+
 from retuned.api.agent import PodProof
 from retuned.api.proposal import LiveProofStatus, SwapProposal, SwapProposalStatus
 from retuned.control import PodFact, gate_facts, live_proofs
@@ -220,6 +222,13 @@ def _new_verdicts(
     return tuple(each for each in proofs if each.verdict and (each.uid, each.epoch) not in known)
 
 
+class _Document(BaseModel):
+    """What `proven` reads of `_document`."""
+
+    judged: LiveProofStatus
+    reported: PodProof
+
+
 def _document(resource: SwapProposal, entry: LiveProofStatus, posted: PodProof) -> bytes:
     body = {
         "gate": "live-proof",
@@ -245,12 +254,10 @@ def proven(document: bytes) -> ProofState:
     ValueError
         If it is of another version, or its pairs contradict it.
     """
-    body = json.loads(document)
-    rule = LiveProofStatus.model_validate(body["judged"]).rule
-    claim = PodProof.model_validate(body["reported"]).claim
-    if claim is None:
+    kept = _Document.model_validate_json(document)
+    if kept.reported.claim is None:
         raise ValueError("it has no pairs")
-    return replayed(claim, settings_of(rule))
+    return replayed(kept.reported.claim, settings_of(kept.judged.rule))
 
 
 def _posted(said: PodReports | None, resource: SwapProposal) -> PodProof | None:
