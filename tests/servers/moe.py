@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,15 +67,23 @@ def _names(tuned: Path | None) -> dict[str, Mapping[str, Any]]:
 
 
 class WithoutAdapters:
-    """In place of vLLM's methods for adapters: these add nothing."""
+    """In place of vLLM's methods for adapters: they look rows up, as its own, and add nothing."""
 
     _lora_context: Any = None
 
-    def apply_w13_lora(self, *_: Any, **__: Any) -> tuple[None, ...]:
+    def apply_w13_lora(self, *_: Any, **given: Any) -> tuple[None, ...]:
+        _look_up(given)
         return (None,) * 4
 
-    def apply_w2_lora(self, *_: Any, **__: Any) -> None:
-        return None
+    def apply_w2_lora(self, *_: Any, **given: Any) -> None:
+        _look_up(given)
+
+
+def _look_up(given: Mapping[str, Any]) -> None:
+    module = sys.modules[MODULE]
+    shapes = given["w1"].shape, given["w2"].shape
+    for _ in range(2):  # shrink and expand
+        module.try_get_optimal_moe_config(*shapes, given["top_k_num"], None, given["num_tokens"])
 
 
 class Experts:

@@ -136,6 +136,7 @@ def test_a_layer_with_adapters_is_not_checked(layers: Layers) -> None:
     assert layers.is_right()
     assert layers.rows == [ROW["BLOCK_SIZE_M"]], "one side ran"
     assert layers.report["dropped"] == {LORA: 1}
+    assert layers.report["errors"] == 0
 
 
 def test_a_class_from_elsewhere_is_not_checked(layers: Layers) -> None:
@@ -162,6 +163,68 @@ def test_a_look_up_outside_a_known_layer_counts_as_not_checked(layers: Layers) -
     row = moe_module.try_get_optimal_moe_config((4, 64, 32), (4, 32, 32), 2, None, TOKENS)
     assert row["BLOCK_SIZE_M"] == ROW["BLOCK_SIZE_M"]
     assert layers.report["dropped"] == {UNKNOWN: 1}
+
+
+def test_a_layer_that_looks_nothing_up_counts_as_not_checked(
+    layers: Layers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers.put()
+    own = {**ROW, "BLOCK_SIZE_M": 16}
+    package, module = sys.modules[moe.PACKAGE], sys.modules[moe.MODULE]
+    monkeypatch.setattr(package, "get_config", lambda: own)
+    monkeypatch.setattr(module, "get_config", lambda: own, raising=False)
+    assert layers.is_right()
+    report = layers.report
+    assert (report["checks"], report["dropped"]) == (0, {UNKNOWN: 1})
+    monkeypatch.undo()
+    assert layers.is_right(), "the layer is new"
+    assert layers.report["checks"] == 0
+    assert layers.is_right()
+    assert layers.report["checks"] == 1
+
+
+def test_a_layer_that_is_new_under_a_table_runs_the_servers_own_row_once(layers: Layers) -> None:
+    own = layers.rows[0]
+    layers.put()
+    layers.layer = layers.module.TritonExperts(None, moe.Experts().quant_config)
+    assert layers.is_right()
+    assert (layers.rows, only(layers.registry).matched) == ([own], 0)
+    assert layers.is_right()
+    assert layers.rows == [ROW["BLOCK_SIZE_M"], own], "checked"
+
+
+def test_memory_that_a_check_lacks_says_nothing_about_a_row(
+    layers: Layers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers.put()
+    stock = moe.Experts.activation
+
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(moe.Experts, "activation", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        layers.is_right()
+    monkeypatch.setattr(moe.Experts, "activation", stock)
+    assert layers.is_right()
+    assert layers.rows[0] == ROW["BLOCK_SIZE_M"], "it is tried again"
+
+
+def test_under_another_wrapper_ours_only_calls_while_it_is_suspended(layers: Layers) -> None:
+    owner, ours = layers.module.TritonExperts, layers.module.TritonExperts.apply
+
+    def theirs(*args: Any, **kwargs: Any) -> Any:
+        return ours(*args, **kwargs)
+
+    owner.apply = theirs
+    layers.put()
+    layers.hook.suspend()
+    assert layers.is_right()
+    layers.hook.resume()
+    assert owner.apply is theirs, "not wrapped twice"
+    assert layers.is_right()
+    assert layers.report["checks"] == 1
+    owner.apply = ours
 
 
 def test_layers_are_the_servers_own_while_the_hook_is_suspended(layers: Layers) -> None:

@@ -302,7 +302,7 @@ class ProposalDetails:
     live_proof: ProofState | None = None
     """Pairs with the swap on and off in live traffic; None where it was not proven."""
     proofs: tuple[tuple[str, ProofState], ...] = ()
-    """In a cluster: pods that have proven it and whose signed pairs are kept, with these."""
+    """In a cluster: the newest pods that have proven the swap, each with its stored pairs."""
     accounts: tuple[tuple[str, StepAccount], ...] = ()
     """In a cluster: pods that have proven it, each with where the time of its steps went."""
     roofs: Roofs | None = None

@@ -359,7 +359,7 @@ class StoreReview:
         )
 
     def swaps(self, viewer: Person, part: Slice) -> ResultPage[Line]:
-        """Return swaps and ways back, newest first."""
+        """Return swaps and rollbacks, newest first."""
         page = self._store.page(
             RecordKind.ORDER, phases=_ORDERS, before=part.before, limit=part.limit + 1
         )

@@ -1,6 +1,6 @@
-"""Rows of a Kineto trace that matter, and what their JSON arguments mean.
+"""Rows of a Kineto trace, the meaning of their JSON arguments, and their joins.
 
-From kernel to launch to operator to shapes.
+A kernel belongs to a host launch, the launch to an operator, and the operator has the shapes.
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ OWN = "retuned::"
 
 
 class Links:
-    """What of a trace matters, and how it hangs together."""
+    """Joins the kernels, host launches and operators of one trace."""
 
     def __init__(self) -> None:
         self.ops: list[Op] = []

@@ -33,7 +33,7 @@ class ReviewStore(Protocol):
         ...
 
     def proof(self, digest: Digest) -> bytes | None:
-        """Return the pairs of a live proof; None if they are gone or not believed.
+        """Return the pairs of a live proof; None if they are deleted or not verified.
 
         Raises
         ------

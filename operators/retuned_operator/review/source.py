@@ -350,7 +350,7 @@ class ClusterReview:
         )
 
     def swaps(self, viewer: Person, part: Slice) -> ResultPage[Line]:
-        """Return swaps and ways back, newest first; of those that ended long ago only some."""
+        """Return swaps and rollbacks, newest first; of those that ended long ago only some."""
         namespaces = self._namespaces(viewer)
         lines: list[Line] = []
         for standing in (

@@ -30,7 +30,7 @@ _LOOKED_AT = 3
 
 
 class StoredReviews:
-    """The `Shelf` over the operator's store.
+    """The `ReviewStore` over the operator's store.
 
     Parameters
     ----------

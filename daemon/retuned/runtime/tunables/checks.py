@@ -88,8 +88,8 @@ class Sides:
     unfit
         Reason code of a launch that cannot be checked; empty if it can.
     scratch
-        Workspaces, by argument: the launch writes them first, and nothing reads them afterwards.
-        They may share memory with the outputs.
+        Workspaces, by argument: a launch writes them before it reads them, and nothing reads them
+        afterwards. They may share memory with the outputs.
     """
 
     outputs: Mapping[str, Tensor]
@@ -97,11 +97,6 @@ class Sides:
     run: Callable[[Config | None, Mapping[str, Tensor]], Any]
     unfit: str = ""
     scratch: Mapping[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def written(self) -> Mapping[str, Tensor]:
-        """What one side writes: the other side gets copies of it."""
-        return {**self.outputs, **self.scratch}
 
 
 def is_plain(value: object) -> bool:
@@ -204,8 +199,12 @@ class TableChecks(CheckQueue):
         """Count a launch of which one side only can run; if a check was due, with the reason."""
         at = self.due(axes)
         if at is not None:
-            self._judge.stats.drop(reason)
+            self.skip(reason)
             self._ran(at.stratum)
+
+    def skip(self, reason: str) -> None:
+        """Count a due check that is not made."""
+        self._judge.stats.drop(reason)
 
     def launch(self, at: CheckSite, config: Config, sides: Sides) -> Any:  # noqa: ANN401
         """Launch and check; return what the server gets.
@@ -224,7 +223,8 @@ class TableChecks(CheckQueue):
 
     def _unfit(self, sides: Sides) -> str:
         """Return why a launch cannot be checked; empty if it can."""
-        outputs, written = tuple(sides.outputs.values()), tuple(sides.written.values())
+        outputs = tuple(sides.outputs.values())
+        written = (*outputs, *sides.scratch.values())
         if sides.unfit:
             return sides.unfit
         # another kind of tensor may share memory with one that is not an argument, or have no copy
@@ -252,12 +252,12 @@ class TableChecks(CheckQueue):
         if captures_under_way():  # waiting for a device now would end the capture
             self._judge.stats.drop(CAPTURING)
             return sides.run(None, {})
-        kept = self._keeper.keep(tuple(sides.written.values()), constant=())
+        kept = self._keeper.keep(tuple(sides.outputs.values()), constant=())
         if kept is None:
             return self._without_room(at, config, sides)
         begin_s = time.perf_counter()
         try:
-            private = dict(zip(sides.written, kept.inputs, strict=True))
+            private = dict(zip(sides.outputs, kept.inputs, strict=True))
             sides.run(config, private)
             found = sides.run(None, {})
             self._judged(at, sides, kept)
@@ -269,7 +269,7 @@ class TableChecks(CheckQueue):
 
     def _without_room(self, at: CheckSite, config: Config, sides: Sides) -> Any:  # noqa: ANN401
         """Serve the server's choice until there is memory; not forever."""
-        size = bytes_of(tuple(sides.written.values()))
+        size = bytes_of(tuple(sides.outputs.values()))
         place = bucket(at.key)
         tries = self._unserved[place] = self._unserved.get(place, 0) + 1
         if size > self._keeper.budget_bytes or tries > _NO_ROOM_TRIES:
@@ -281,7 +281,7 @@ class TableChecks(CheckQueue):
     def _judged(self, at: CheckSite, sides: Sides, kept: InputCopies) -> None:
         served = tuple(sides.outputs.values())
         try:
-            comparison = compare_tensors(kept.inputs[: len(served)], served, self._tolerance)
+            comparison = compare_tensors(kept.inputs, served, self._tolerance)
         except (RuntimeError, TypeError) as error:  # a type that PyTorch cannot compare
             self.count_error(error)
             return
@@ -292,23 +292,25 @@ class TableChecks(CheckQueue):
 
     def _queued(self, device: ShadowDevice, at: CheckSite, config: Config, sides: Sides) -> Any:  # noqa: ANN401
         """Serve the table; queue the server's choice beside it, and the comparison."""
-        outputs, scratch = tuple(sides.outputs.values()), tuple(sides.scratch.values())
+        outputs = tuple(sides.outputs.values())
         begin_s = time.perf_counter()
-        size = 2 * bytes_of(outputs) + bytes_of(scratch)
+        first = self._chance.random() < 0.5
+        # after the table's side, no workspace may be written that holds a part of its output
+        spare = {} if first else _within(sides.scratch, outputs)
+        size = 2 * bytes_of(outputs) + bytes_of(tuple(spare.values()))
         check = self._take(device, CheckInputs(at, [], timed=True), size)
         self._ran(at.stratum)
         if check is None:
             return sides.run(config, {})
         try:
             theirs = tuple(device.copy(each) for each in outputs)
-            spare = tuple(device.copy(each) for each in scratch)
+            copies = tuple(device.copy(each) for each in spare.values())
         except (RuntimeError, MemoryError):  # the device is out of memory
             self._checks.drop(check)
             self._judge.stats.drop(NO_ROOM)
             return sides.run(config, {})
-        check.held += [theirs, spare, outputs]
-        private = dict(zip(sides.written, (*theirs, *spare), strict=True))
-        first = self._chance.random() < 0.5
+        check.held += [theirs, copies, outputs]
+        private = dict(zip((*sides.outputs, *spare), (*theirs, *copies), strict=True))
         if first:
             self._incumbent(check, sides, private)
         found = self._table(check, sides, config)
@@ -363,6 +365,15 @@ class TableChecks(CheckQueue):
 def tensors_of(values: Iterable[Any]) -> tuple[Tensor, ...]:
     """Return the tensors among arguments of a launch."""
     return tuple(each for each in values if hasattr(each, "data_ptr"))
+
+
+def _within(scratch: Mapping[str, Tensor], outputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """Return the workspaces that share memory with an output."""
+    return {
+        name: tensor
+        for name, tensor in scratch.items()
+        if any(_overlap(tensor, output) for output in outputs)
+    }
 
 
 def _is_dense(tensor: Tensor) -> bool:

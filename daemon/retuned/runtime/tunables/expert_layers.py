@@ -28,6 +28,8 @@ OUTPUT, WORKSPACES, STATES = "output", ("workspace13", "workspace2"), "hidden_st
 LORA = "layer-with-lora"
 """Reason code: a layer with adapters also runs their kernels, on streams of its own."""
 _PACKAGE = MODULE.rpartition(".")[0] + "."
+_OUT_OF_MEMORY = "OutOfMemoryError"
+"""PyTorch's; it says nothing about the row."""
 
 Apply = Callable[..., Any]
 
@@ -41,22 +43,30 @@ class Forced:
     config
         Row of the table; None is the server's own.
     asked
-        Look-ups that the call has made for this tunable and these tokens.
+        Whether the call has looked its row up, for this tunable and these tokens.
     """
 
     tunable: Tunable
     tokens: int
     config: Config | None
-    asked: int = 0
+    asked: bool = False
 
 
 class _Now(threading.local):
     """What a thread is in."""
 
     layer: Any = None
-    """A layer whose tunable is not known yet."""
+    """A layer that has not looked its row up yet in this call."""
     forced: Forced | None = None
     inside = False
+
+
+class _NotAskedError(Exception):
+    """A call did not look up the row that a check forces: both sides ran the same one."""
+
+    def __init__(self, checks: TableChecks) -> None:
+        super().__init__("the layer did not look its row up")
+        self.checks = checks
 
 
 class ExpertLayers:
@@ -71,14 +81,16 @@ class ExpertLayers:
     def __init__(self, failed: Callable[[], None]) -> None:
         self._failed = failed
         self._stock: dict[type, Apply] = {}
+        self._on = False
         self._tunables: WeakKeyDictionary[Any, Tunable] = WeakKeyDictionary()
-        """The tunable of each layer, known from the look-up in its first call."""
+        """The tunable of each layer, by the look-up of its last call."""
         self._now = _Now()
 
     # --- in the server's classes ------------------------------------------------------------------
 
     def hold(self) -> None:
         """Wrap the layers of known classes. Idempotent; a class with another ``apply`` is left."""
+        self._on = True
         module = sys.modules.get(MODULE)
         for owner in (getattr(module, name, None) for name in CLASSES):
             stock = vars(owner).get(METHOD) if isinstance(owner, type) else None
@@ -90,12 +102,12 @@ class ExpertLayers:
                 setattr(owner, METHOD, self._wrapper(stock, names))
 
     def suspend(self) -> None:
-        """Restore the layers; `hold` wraps them again."""
-        for owner, stock in self._stock.items():
-            found = vars(owner).get(METHOD)
-            if getattr(found, "__wrapped__", None) is stock:
+        """Restore the layers; `hold` wraps them again. Under another's wrapper ours only calls."""
+        self._on = False
+        for owner, stock in list(self._stock.items()):
+            if getattr(vars(owner).get(METHOD), "__wrapped__", None) is stock:
                 setattr(owner, METHOD, stock)
-        self._stock.clear()
+                del self._stock[owner]
 
     def uninstall(self) -> None:
         """Restore the layers and forget their tunables."""
@@ -105,15 +117,23 @@ class ExpertLayers:
     # --- at the look-up ---------------------------------------------------------------------------
 
     def looked_up(self, tunable: Tunable, tokens: int) -> Forced | None:
-        """Note whose row the layer of this thread looks up; return the call that forces one."""
-        now = self._now
-        if now.layer is not None:
-            self._tunables[now.layer] = tunable
-        forced = now.forced
+        """Return the call that forces this look-up's row; None without one."""
+        forced = self._now.forced
         if forced is None or forced.tunable is not tunable or forced.tokens != tokens:
             return None
-        forced.asked += 1
+        forced.asked = True
         return forced
+
+    def learn(self, tunable: Tunable) -> bool:
+        """Note the tunable of the layer in whose call this look-up is; return whether it is new.
+
+        The first look-up of a call is the layer's. The next ones are of its adapters.
+        """
+        layer, self._now.layer = self._now.layer, None
+        if layer is None or self._tunables.get(layer) is tunable:
+            return False
+        self._tunables[layer] = tunable
+        return True
 
     @property
     def inside(self) -> bool:
@@ -123,36 +143,42 @@ class ExpertLayers:
     # --- in a call --------------------------------------------------------------------------------
 
     def _wrapper(self, stock: Apply, names: tuple[str, ...]) -> Apply:
+        now = self._now
+
         @functools.wraps(stock)
         def apply(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as vLLM's
+            if not self._on:
+                return stock(*args, **kwargs)
             try:
-                due = self._due(stock, {**dict(zip(names, args, strict=False)), **kwargs})
+                layer = args[0] if args else kwargs["self"]
+                tunable = self._tunables.get(layer)
+                due = None
+                if tunable is not None and tunable.checks is not None and not capturing():
+                    given = {**dict(zip(names, args, strict=False)), **kwargs}
+                    due = self._due(stock, given, tunable, tunable.checks)
             except Exception:
                 self._failed()
-                due = None
+                layer = due = None
             if due is not None:
                 try:
                     return due()
+                except _NotAskedError as error:
+                    error.checks.skip(UNKNOWN)
+                    self._tunables.pop(layer, None)
                 except Exception:  # of the table's side: the server's own row runs next
                     self._failed()
-            self._now.inside = True
+            now.inside, now.layer = True, layer
             try:
                 return stock(*args, **kwargs)
             finally:
-                self._now.inside, self._now.layer = False, None
+                now.inside, now.layer = False, None
 
         return apply
 
-    def _due(self, stock: Apply, given: Mapping[str, Any]) -> Callable[[], Any] | None:
+    def _due(
+        self, stock: Apply, given: Mapping[str, Any], tunable: Tunable, checks: TableChecks
+    ) -> Callable[[], Any] | None:
         """Return the call with its check; None if no check is due."""
-        layer = given["self"]
-        tunable = self._tunables.get(layer)
-        if tunable is None:
-            self._now.layer = layer
-            return None
-        checks = tunable.checks
-        if checks is None or capturing():
-            return None
         tokens = int(given[STATES].shape[0])
         axes = {"tokens": tokens}
         config = tunable.row_of(axes)
@@ -160,54 +186,48 @@ class ExpertLayers:
         if config is None or at is None:
             return None
         tunable.choose(axes, tunable.sized(axes))
-        call = _Call(layer, stock, given, tunable, tokens, checks)
 
-        def launch() -> Any:  # noqa: ANN401 - as vLLM's
-            try:
-                return checks.launch(at, config, call.sides(self._under))
-            except Exception:  # such as a row that fails to compile
-                tunable.leave_out(config)
-                raise
+        def run(row: Config | None, buffers: Mapping[str, Any]) -> Any:  # noqa: ANN401 - as vLLM's
+            forced = Forced(tunable, tokens, row)
+            found = self._under(forced, functools.partial(stock, **{**given, **buffers}))
+            if not forced.asked:
+                raise _NotAskedError(checks)
+            return found
 
-        return launch
+        return functools.partial(checks.launch, at, config, _sides(given, run))
 
-    def _under(self, call: _Call, config: Config | None, buffers: Mapping[str, Any]) -> Any:  # noqa: ANN401 - as vLLM's
-        forced = self._now.forced = Forced(call.tunable, call.tokens, config)
+    def _under(self, forced: Forced, call: Callable[[], Any]) -> Any:  # noqa: ANN401 - as vLLM's
+        """Call a layer under a row."""
+        before, self._now.forced = self._now.forced, forced
         try:
-            return call.stock(**{**call.given, **buffers})
+            return call()
+        except Exception as error:
+            if forced.config is not None and type(error).__name__ != _OUT_OF_MEMORY:
+                forced.tunable.leave_out(forced.config)  # such as a row that fails to compile
+            raise
         finally:
-            self._now.forced = None
-            if forced.asked != 1:  # another version looks up otherwise: both sides ran one row
-                self._tunables.pop(call.layer, None)
-                call.checks.count_error(LookupError(f"{forced.asked} look-ups in a layer"))
+            self._now.forced = before
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """One call of a layer."""
+def _sides(
+    given: Mapping[str, Any], run: Callable[[Config | None, Mapping[str, Any]], Any]
+) -> Sides:
+    """Return both sides of one call of a layer."""
+    written = (OUTPUT, *WORKSPACES)
+    return Sides(
+        {OUTPUT: given[OUTPUT]},
+        tensors_of(value for name, value in given.items() if name not in written),
+        run,
+        unfit=_unfit(given["self"]),
+        scratch={name: given[name] for name in WORKSPACES},
+    )
 
-    layer: Any
-    stock: Apply
-    given: Mapping[str, Any]
-    tunable: Tunable
-    tokens: int
-    checks: TableChecks
 
-    def sides(self, under: Callable[..., Any]) -> Sides:
-        """Return both sides of the call."""
-        written = (OUTPUT, *WORKSPACES)
-        return Sides(
-            {OUTPUT: self.given[OUTPUT]},
-            tensors_of(value for name, value in self.given.items() if name not in written),
-            functools.partial(under, self),
-            unfit=self._unfit(),
-            scratch={name: self.given[name] for name in WORKSPACES},
-        )
-
-    def _unfit(self) -> str:
-        if getattr(self.layer, "_lora_context", None) is not None:
-            return LORA
-        # a class or a hook from elsewhere may keep what it saw in a call, and would see two
-        foreign = not type(self.layer).__module__.startswith(_PACKAGE)
-        hooked = getattr(self.layer, "post_gemm2_hook", None) is not None
-        return UNKNOWN if foreign or hooked else ""
+def _unfit(layer: Any) -> str:  # noqa: ANN401 - vLLM's
+    """Return the reason code of a layer that cannot be checked; empty if it can."""
+    if getattr(layer, "_lora_context", None) is not None:
+        return LORA
+    # a class or a hook from elsewhere may store state in each call; a check makes two calls
+    foreign = not type(layer).__module__.startswith(_PACKAGE)
+    hooked = getattr(layer, "post_gemm2_hook", None) is not None
+    return UNKNOWN if foreign or hooked else ""

@@ -181,9 +181,13 @@ class MoeHook:
             return forced.config
         axes = {"tokens": tokens}
         sized = tunable.sized(axes)
-        config = tunable.choose(axes, sized)
         in_capture = capturing()
         sized.captured += in_capture
+        if self._layers.learn(tunable) and tunable.checks is not None and not in_capture:
+            config = None  # a table serves no layer before a check of it
+            sized.launches += 1
+        else:
+            config = tunable.choose(axes, sized)
         if config is None:
             sized.config = dict(row)
             sized.how, sized.detail = _resolved(given, w2, block)
