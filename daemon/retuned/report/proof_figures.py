@@ -5,6 +5,7 @@ Each picture has its numbers as text besides, for readers who do not see it.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,8 +48,9 @@ class PairDot:
 
 def dots_of(state: ProofState) -> list[PairDot]:
     """Return the pairs that count: sham pairs, then the others."""
-    sham = [pair for pair in state.pairs if pair.sham and pair.d is not None]
-    real = [pair for pair in state.pairs if not pair.sham and pair.d is not None]
+    counted = [pair for pair in state.pairs if pair.void is None and pair.d is not None]
+    sham = [pair for pair in counted if pair.sham]
+    real = [pair for pair in counted if not pair.sham]
     places = [*range(-len(sham), 0), *range(1, len(real) + 1)]
     return [
         PairDot(at=at, percent=percent_of(pair.d or 0.0))
@@ -63,6 +65,7 @@ def reach_of(dots: Sequence[PairDot], *, least: float = 1.0) -> float:
     return max(least, 1.25 * reach)
 
 
+@functools.lru_cache(maxsize=16)  # the intervals of a long proof take seconds
 def proof_figures(state: ProofState, *, of: str = "") -> tuple[Figure, ...]:
     """Return the pictures of a proof that has pairs; none of one that has not.
 

@@ -6,6 +6,7 @@ lead to the same one; their sums are the node's word.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from datetime import datetime
@@ -241,6 +242,7 @@ def _document(resource: SwapProposal, entry: LiveProofStatus, posted: PodProof) 
     return json.dumps(body).encode()
 
 
+@functools.lru_cache(maxsize=16)  # the page asks for the same ones, and a long proof takes a second
 def proven(document: bytes) -> ProofState:
     """Return the proof that the kept pairs of a verdict lead to.
 
@@ -252,12 +254,16 @@ def proven(document: bytes) -> ProofState:
     Raises
     ------
     ValueError
-        If it is of another version, or its pairs contradict it.
+        If it is of another version, or its pairs lead to another verdict than was judged.
     """
     kept = _Document.model_validate_json(document)
     if kept.reported.claim is None:
         raise ValueError("it has no pairs")
-    return replayed(kept.reported.claim, settings_of(kept.judged.rule))
+    state = replayed(kept.reported.claim, settings_of(kept.judged.rule))
+    found = state.report
+    if found is None or (found.verdict, found.reason) != (kept.judged.verdict, kept.judged.reason):
+        raise ValueError(f"it was judged {kept.judged.verdict} ({kept.judged.reason})")
+    return state
 
 
 def _posted(said: PodReports | None, resource: SwapProposal) -> PodProof | None:

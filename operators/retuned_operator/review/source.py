@@ -432,12 +432,11 @@ class ClusterReview:
         """Yield the newest proofs whose signed pairs are kept, oldest first."""
         kept = [(p.name, p.evidence) for p in found.status.live_proofs if p.evidence is not None]
         for name, digest in kept[-_PROOFS:]:
-            document = self._shelf.proof(digest)
-            if document is None:
-                continue
             try:
-                yield name, proven(document)
-            except ValueError as error:  # such as one of another version
+                document = self._shelf.proof(digest)
+                if document is not None:
+                    yield name, proven(document)
+            except (ValueError, TemporaryError) as error:  # such as one of another version
                 log.warning("the pairs of %s are not shown: %s", name, error)
 
     def _beside(self, found: SwapProposal) -> str:

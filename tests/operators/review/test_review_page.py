@@ -8,8 +8,10 @@ import html
 import json
 import os
 import re
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.expect import raises_code, raises_naming
@@ -30,6 +32,7 @@ from retuned_operator.kube.resources import DECISIONS, PODS, PROPOSALS, Obj
 from retuned_operator.manifests.roles import speaking_rules
 from retuned_operator.review.proxy_auth import Proxy
 from retuned_operator.review.settings import review_settings
+from retuned_operator.store import experiments
 from retuned_operator.store.reports import DRIFT, PROFILE
 
 NAME = "serving/swp-0123456789abcdef0123"
@@ -315,7 +318,10 @@ def shown_with(page: Page, *evidence: str) -> str:
         for n, digest in enumerate(evidence)
     ]
     page.cluster.proposal(page.cluster.policy(), phase="Promoting", status={"liveProofs": proofs})
-    return html.unescape(page.get(f"/proposals/{NAME}").text)
+    answer = page.get(f"/proposals/{NAME}")
+    assert answer.status_code == 200
+    assert "What changes" in answer.text
+    return html.unescape(answer.text)
 
 
 def test_a_proposal_shows_the_pairs_of_its_newest_pods(page: Page, document: bytes) -> None:
@@ -329,13 +335,59 @@ def test_a_proposal_shows_the_pairs_of_its_newest_pods(page: Page, document: byt
     assert f"{sham} sham pairs, " in shown
 
 
-def test_pairs_that_are_not_believed_are_not_shown(page: Page, document: bytes) -> None:
-    changed = json.loads(document)
-    changed["reported"]["claim"]["verdict"] = "harms"
-    contradicts = page.store.put_blob(seal(json.dumps(changed).encode(), notary=page.notary))
-    unsigned = page.store.put_blob(document)
-    shown = shown_with(page, contradicts, unsigned)
-    assert "Live proof" not in shown
+def _reversed(body: Any) -> None:
+    body["reported"]["claim"]["verdict"] = "harms"
+
+
+def _judged_otherwise(body: Any) -> None:
+    body["judged"] |= {"verdict": "not-concluded", "reason": "contradicted"}
+
+
+def _without_pairs(body: Any) -> None:
+    body["reported"]["claim"] = None
+
+
+def _of_another_version(body: Any) -> None:
+    del body["judged"]
+
+
+@pytest.mark.parametrize(
+    "change", [_reversed, _judged_otherwise, _without_pairs, _of_another_version]
+)
+def test_pairs_that_contradict_their_verdict_are_not_shown(
+    page: Page, document: bytes, change: Callable[[Any], None]
+) -> None:
+    body = json.loads(document)
+    change(body)
+    digest = page.store.put_blob(seal(json.dumps(body).encode(), notary=page.notary))
+    assert "Change of step time by pair" not in shown_with(page, digest)
+
+
+def test_pairs_that_are_unsigned_or_gone_are_not_shown(page: Page, document: bytes) -> None:
+    unsigned, gone = page.store.put_blob(document), "sha256:" + 64 * "0"
+    assert "Change of step time by pair" not in shown_with(page, unsigned, gone)
+
+
+def test_pairs_that_cannot_be_read_now_leave_the_page(
+    page: Page, document: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = page.store.put_blob(seal(document, notary=page.notary))
+
+    def unreadable(*_: Any, **__: Any) -> None:
+        raise UnreadableInput("blob-unreadable", where="blobs", message="input/output error")
+
+    monkeypatch.setattr(experiments, "payload_of", unreadable)
+    assert "Change of step time by pair" not in shown_with(page, digest)
+
+
+def test_numbers_in_a_void_pair_do_not_reach_the_picture(page: Page, document: bytes) -> None:
+    body = json.loads(document)
+    first = next(each for each in body["reported"]["claim"]["pairs"] if each["kind"] == "sham")
+    first |= {"void": "abandoned", "d": 800.0, "scale": 800.0, "d_busy": 800.0}
+    digest = page.store.put_blob(seal(json.dumps(body).encode(), notary=page.notary))
+    shown = shown_with(page, digest)
+    assert "chat-0: Change of step time by pair" in shown
+    assert "800" not in shown[shown.index("Live proof") : shown.index("Change of step time")]
 
 
 def test_the_history_of_a_proposal_has_its_canary_replicas(page: Page) -> None:

@@ -158,7 +158,9 @@ def _pilot_of(claim: ProofClaim, settings: ProofSettings) -> ProofState:
 
 def _shams_of(claim: ProofClaim, settings: ProofSettings) -> ProofState:
     """Return the state with the sham pairs of a claim alone."""
-    shams = [pair if pair.void else _again(pair, scale=0.0) for pair in claim.pairs if pair.sham]
+    shams = [
+        _void(pair) if pair.void else _again(pair, scale=0.0) for pair in claim.pairs if pair.sham
+    ]
     scale = scale_of([pair.d for pair in shams if pair.d is not None], ())
     pairs = tuple(pair if pair.void else pair.model_copy(update={"scale": scale}) for pair in shams)
     return ProofState(
@@ -172,7 +174,7 @@ def _shams_of(claim: ProofClaim, settings: ProofSettings) -> ProofState:
 
 def _replayed(state: ProofState, pair: PairResult) -> ProofState:
     if pair.void is not None:
-        return state.model_copy(update={"pairs": (*state.pairs, pair)})
+        return state.model_copy(update={"pairs": (*state.pairs, _void(pair))})
     if state.phase not in _JUDGES or pair.kind is not KINDS[state.phase]:
         raise ValueError(f"pair {pair.number} is {pair.kind} in the {state.phase} phase")
     if min(pair.on.steps, pair.off.steps) < state.settings.least_counted:
@@ -180,6 +182,11 @@ def _replayed(state: ProofState, pair: PairResult) -> ProofState:
     result = _again(pair, scale=next_scale(state))
     state = with_bet(state.model_copy(update={"pairs": (*state.pairs, result)}), result)
     return _JUDGES[state.phase](state, at_s=0.0)
+
+
+def _void(pair: PairResult) -> PairResult:
+    """Return a void pair without the numbers that its node may have added."""
+    return pair.model_copy(update={"d": None, "scale": None, "d_busy": None})
 
 
 def _again(pair: PairResult, *, scale: float) -> PairResult:
