@@ -76,7 +76,7 @@ def learn(config: Path | None, files: Sequence[Path] = ()) -> None:
 
 
 def named(text: str) -> str:
-    """Return the name of the definition that a name or a YAML file means; a file is learned.
+    """Return the name of a definition; one in a YAML file is added to the catalog first.
 
     Raises
     ------

@@ -380,7 +380,7 @@ def _prover(
     *,
     rule: LiveProof,
 ) -> PodFact | None:
-    """Return the pod to ask: one that serves and can, else one that soon may."""
+    """Return the pod that shall prove: one that can begin now, else one that soon can."""
     able = [
         pod
         for pod in _unproven(environment, proofs, swapped)

@@ -189,7 +189,7 @@ def wrong_with(
     if len(raw) > MAX_BYTES:
         return Doubt(fault=EvidenceFault.UNREADABLE, detail=f"{len(raw)} bytes are too many")
     if f"sha256:{hashlib.sha256(raw).hexdigest()}" != finding.verdict.evidence:
-        detail = "its bytes are others than the lab has named"
+        detail = "its digest differs from the one that the lab has named"
         return Doubt(fault=EvidenceFault.ALTERED, detail=detail)
     try:
         document = EvidenceDocument.model_validate_json(raw)

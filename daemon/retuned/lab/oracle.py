@@ -293,7 +293,7 @@ def _rms(values: Array) -> float:
     if values.size == 0:
         return 0.0
     peak = float(np.abs(values).max())
-    # Squares of denormals vanish and squares of huge values overflow; scale first.
+    # Squares of denormals underflow to zero and squares of huge values overflow; scale first.
     return peak * math.sqrt(float(np.mean((values / peak) ** 2))) if peak > 0.0 else 0.0
 
 

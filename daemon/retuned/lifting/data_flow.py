@@ -254,7 +254,7 @@ class _Body:
         elif isinstance(target, ast.Name):
             before = self._names.get(target.id)
             if self._jumping and before is not None and before != value:
-                value = merged([before, value])  # a break may leave the loop with either
+                value = merged([before, value])  # after a break it may be either
             self._names[target.id] = value
 
     def _value(self, node: ast.expr) -> Value:

@@ -470,7 +470,7 @@ class ProofRunner:
         for slot in self._swapper.slots():
             if slot.definition == order.definition:
                 if slot.epoch == order.epoch and slot.tripped not in ("", WatchReason.ORPHANED):
-                    raise _Failed(f"the server has taken it back ({slot.tripped})")
+                    raise _Failed(f"the server rolled the swap back ({slot.tripped})")
                 if (slot.active, slot.epoch) != (order.artifact, order.epoch) or slot.tripped:
                     raise _Interrupted("the order is not in force any more")
                 return slot

@@ -178,9 +178,9 @@ class Row:
     """One proposal in a list."""
 
     key: str
-    """What its address ends with."""
+    """Last part of its URL."""
     name: str
-    """What people call it."""
+    """Name that pages show."""
     proposal: Proposal
     """The win."""
     phase: str
@@ -257,7 +257,7 @@ class Roofs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostBasis:
-    """What hours and money are reckoned with."""
+    """Basis of hours and costs."""
 
     gpus: int = 1
     """Accelerators that the target uses."""
@@ -310,7 +310,7 @@ class ProposalDetails:
     beside: str = ""
     """Unusual states of accelerators while it was measured; empty where nothing was unusual."""
     fleet: CostBasis = CostBasis()
-    """What hours and money are reckoned with."""
+    """Basis of hours and costs."""
     commands: tuple[str, ...] = ()
     """The same in a terminal."""
     comment_wanted: bool = False
@@ -322,7 +322,7 @@ class DriftLine:
     """One drift report in a list."""
 
     key: str
-    """What its address ends with."""
+    """Last part of its URL."""
     target: str
     """Server."""
     at: datetime

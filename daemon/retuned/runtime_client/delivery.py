@@ -111,7 +111,7 @@ class Delivery:
             have = said.get("have")
             if not isinstance(have, int) or not 0 <= have <= len(data):
                 break
-            offset = have  # the process may have some of it already
+            offset = have  # bytes that the process has already
         return TemporaryError(f"{path}: a file does not arrive", delay_s=RETRY_S)
 
 

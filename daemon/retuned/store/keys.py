@@ -206,7 +206,7 @@ class Revocations:
             As `of`.
         """
         names = (path.name.removesuffix(_SUFFIX) for path in self._folder.glob(f"*{_SUFFIX}"))
-        keys = sorted(name for name in names if _NAME.fullmatch(name))  # else a person's own file
+        keys = sorted(name for name in names if _NAME.fullmatch(name))  # others: files of users
         found = (self.of(f"ed25519:{key}") for key in keys)
         return tuple(each for each in found if each is not None)
 

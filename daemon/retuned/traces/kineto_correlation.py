@@ -128,7 +128,7 @@ class TextStore:
         self._threes: dict[Texts, Texts] = {}
 
     def keep(self, raw: bytes) -> bytes:
-        """Return the kept copy; nothing for a text that no honest trace holds."""
+        """Return the kept copy; nothing for a text that is too long."""
         found = self._raw.get(raw)
         if found is None:
             if len(raw) > _TEXT_BYTES:

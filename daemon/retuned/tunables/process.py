@@ -247,7 +247,7 @@ def _version(environment: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 class ServerHost:
-    """The host in the server's container, as the runner sees it; the host ends with the context.
+    """Client of the host in the server's container. Leaving the context stops the host.
 
     Parameters
     ----------

@@ -118,13 +118,13 @@ def child_of(node: yaml.Node, name: str) -> yaml.Node | None:
 
 
 def refuse_what_is_unclear(node: yaml.Node) -> None:
-    """Refuse keys that come twice or from elsewhere, and aliases that unfold to too much."""
+    """Refuse duplicate keys, merge keys, and aliases that expand to too much."""
     waiting, count = [node], 0
     while waiting:
         each, count = waiting.pop(), count + 1
         if count > _MAX_NODES:
             raise yaml.MarkedYAMLError(
-                problem=f"more than {_MAX_NODES} values, aliases unfolded",
+                problem=f"more than {_MAX_NODES} values after aliases are expanded",
                 problem_mark=each.start_mark,
             )
         if isinstance(each, yaml.MappingNode):

@@ -258,8 +258,8 @@ class SidecarSettings:
             raise ValueError("a baseline is made of 1 to 10000 windows")
         if not 0 <= self.profile_every_s <= 86_400 or not 5 <= self.profile_milliseconds <= 5_000:
             raise ValueError(
-                "a profiler window comes every 1 to 86400 seconds, 0 is never, and records 5 to "
-                "5000 milliseconds"
+                "the period of profiler windows must be 0 (off) or 1 to 86400 s, and a window "
+                "must record 5 to 5000 ms"
             )
         if self.server_metrics_url and not self.server_metrics_url.startswith(_HTTP):
             raise ValueError("the server's metrics are read over http or https")

@@ -386,7 +386,7 @@ class StoreLedger:
     def doubt(
         self, proposal: Proposal, *, servers: Sequence[ServerEnvironment]
     ) -> EvidenceFault | None:
-        """Say why evidence does not carry a proposal; see `Ledger.doubt`.
+        """Return why evidence does not support a proposal; see `Ledger.doubt`.
 
         A digest of what a lab ran on and one of what servers run on never are the same: what
         decides is compared, one by one.

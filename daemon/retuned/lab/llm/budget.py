@@ -260,7 +260,7 @@ class DayLedger:
             finally:
                 os.close(lock)
         except OSError as error:
-            raise HarnessError(f"the ledger of the model's money: {error.strerror}") from error
+            raise HarnessError(f"the file of the model's budget: {error.strerror}") from error
 
     def _begin(self, now: datetime) -> None:
         spent = self._before(now - timedelta(seconds=DAY_S))

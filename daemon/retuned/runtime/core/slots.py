@@ -215,7 +215,7 @@ class Slot:
         return cell
 
     def note(self, inputs: tuple[Tensor, ...]) -> None:
-        """Remember the weights of a launch by weak references.
+        """Keep weak references to the weights of a launch.
 
         A variant may need them in another layout.
         """

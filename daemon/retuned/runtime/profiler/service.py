@@ -189,7 +189,7 @@ class Windows:
         self._judge(kernels)
 
     def _judge(self, kernels: int) -> None:
-        """Stop if there is a GPU and recordings never include it: they cost and have no use."""
+        """Stop the windows if recordings on a GPU contain no kernel: they cost and have no use."""
         self._empty = 0 if kernels or not self._recorder.on_device else self._empty + 1
         if self._empty >= MAX_EMPTY:
             self._stop("no-kernels")

@@ -256,7 +256,7 @@ class Steps:
             self.turns = None
 
     def _act(self) -> None:
-        with contextlib.suppress(IndexError):  # the control thread takes actions out, too
+        with contextlib.suppress(IndexError):  # the control thread removes actions, too
             while self._pending:
                 self._pending.popleft().run(self.worker)
 

@@ -134,7 +134,7 @@ def choose(
 
 
 def _pseudo(advantage: float, *, average: float, turn_s: float) -> _Record:
-    """Return what earlier experiments say of a generator, in turns of today."""
+    """Return a generator's record of earlier experiments in turns of the current length."""
     seconds = PSEUDO_TURNS * turn_s
     events = min(seconds * average * _bounded(advantage), PSEUDO_MOST)
     return _Record(events, seconds, PSEUDO_TURNS)
