@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 import typer
+from tests.expect import raises_naming
 from tests.standalone.local_world import WINNER, World
 from typer.testing import CliRunner
 
@@ -107,7 +108,7 @@ def test_an_address_that_is_taken_or_open_to_others_ends_the_start(world: World)
         with pytest.raises(TemporaryError), served(taken, world.loop):
             pass
     wide = Settings(state_dir=world.folder / "state", review="0.0.0.0:0")
-    with pytest.raises(UsageError, match="ssh -L"), served(wide, world.loop):
+    with raises_naming(UsageError, "ssh -L"), served(wide, world.loop):
         pass
 
 

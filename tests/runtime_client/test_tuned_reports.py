@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.expect import raises_naming
 
 from retuned.errors import TemporaryError
 from retuned.runtime_client.tuned_files import entry_sample, entry_state, merged, process_of
@@ -44,7 +45,7 @@ def test_what_a_newer_runtime_says_beside_it_is_left_out() -> None:
     ],
 )
 def test_nonsense_is_a_server_to_ask_again(changed: dict[str, Any]) -> None:
-    with pytest.raises(TemporaryError, match=r"1\.sock"):
+    with raises_naming(TemporaryError, "1.sock"):
         process(**changed)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.expect import raises_naming
 from tests.sidecar.sidecar_world import FIRST, SECOND, PodWorld, swap
 
 from retuned.api.agent import Outcome
@@ -157,7 +158,7 @@ def test_a_disk_that_is_full_makes_the_order_wait(
     monkeypatch.setattr(world.operator, "artifact", full)
     world.order(swap())
     assert world.outcomes() == []
-    with pytest.raises(TemporaryError, match="No space left"):
+    with raises_naming(TemporaryError, "No space left"):
         world.ctx.artifacts.folder_of(swap())
     monkeypatch.undo()
     world.turn()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.expect import raises_code
 
 from retuned import catalog
 from retuned.catalog.user import load_definition
@@ -41,7 +42,7 @@ def test_files_and_folders_in_the_settings_are_known_from_the_start(tmp_path: Pa
 def test_the_daemon_does_not_start_with_a_definition_it_cannot_use(tmp_path: Path) -> None:
     broken = tmp_path / "broken.yaml"
     broken.write_text(FILE.read_text().replace("flops: 3", "flop: 3"))
-    with pytest.raises(UnreadableInput, match="did you mean flops"):
+    with raises_code(UnreadableInput, "definition-invalid", "flops"):
         assembly.build(Settings(state_dir=tmp_path / "a", definition_files=(broken,)))
     taken = tmp_path / "taken.yaml"
     text = FILE.read_text().replace("name: scale_bias_h1024", "name: rmsnorm_h1024")

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.expect import raises_naming
 
 from retuned.errors import UsageError
 from retuned.store.sqlite import DATABASE, SqliteStore
@@ -50,5 +51,5 @@ def test_a_state_that_may_not_be_written_is_refused_by_name(
 ) -> None:
     SqliteStore(tmp_path).close()
     monkeypatch.setattr("os.access", lambda *_: False)  # root may write everything
-    with pytest.raises(UsageError, match="Permission denied"):
+    with raises_naming(UsageError, "Permission denied"):
         SqliteStore(tmp_path)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.expect import raises_code
 
 from retuned.runtime.graphs.structures import (
     CudaKernelNodeParams,
@@ -214,8 +215,8 @@ def test_a_node_with_fewer_arguments_than_its_kernel_is_refused() -> None:
     packed = pack(params, ((0, 8),), vendor="nvidia")
     room = (ctypes.c_void_p * 2)(ctypes.addressof(packed.held[0][0]), None)
     packed.structure.kernelParams = ctypes.addressof(room)
-    with pytest.raises(Refused, match="fewer arguments"):
+    with raises_code(Refused, "layout-differs"):
         unpack(packed.structure, ((0, 8), (8, 4)), vendor="nvidia")
     packed.structure.kernelParams = None
-    with pytest.raises(Refused, match="has no arguments"):
+    with raises_code(Refused, "layout-differs"):
         unpack(packed.structure, ((0, 8),), vendor="nvidia")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.expect import raises_code
+from tests.expect import raises_code, raises_naming
 from tests.runtime.graphs.played import KERNELS, Played, floats
 
 from retuned.runtime.graphs.index import IndexedGraph, index_graph
@@ -150,7 +150,7 @@ def test_other_arguments_may_be_given_if_they_are_those_of_the_variant(played: P
     assert step is not None
     apply([step])
     assert model.factors() == [3.0, 2.0, 2.0]
-    with pytest.raises(Refused, match=r"\[8, 8\] bytes given, \[8, 8, 8\] expected"):
+    with raises_code(Refused, "layout-differs"):
         prepare(model.graph, model.graph.sites[1], triple(
             played, function=played.handle("wide"), arguments=given[:2]))  # fmt: skip
     model.close()
@@ -172,7 +172,7 @@ def test_a_value_that_compiled_code_takes_for_a_multiple_is_looked_at(played: Pl
         prepare(model.graph, model.graph.sites[0], triple(played, divisible=((0, 16), (2, 16))))
     assert caught.value.reason == "argument-unaligned"
     assert prepare(model.graph, model.graph.sites[0], triple(played, divisible=((2, 8),)))
-    with pytest.raises(Refused, match="no argument 3"):
+    with raises_code(Refused, "layout-differs"):
         prepare(model.graph, model.graph.sites[0], triple(played, divisible=((3, 8),)))
     model.close()
 
@@ -218,7 +218,7 @@ def test_a_refusal_at_any_node_restores_all_nodes_of_all_graphs(
     steps = steps_for(first.graph, triple(played, mark="new"))
     steps += steps_for(second.graph, triple(played, mark="new"))
     getattr(played.library, call)(at, 1)
-    with pytest.raises(DriverFailed, match="SetParams"):
+    with raises_naming(DriverFailed, "SetParams"):
         apply(steps)
     assert first.factors() == [3.0] * NODES
     assert second.factors() == [2.0] * NODES
