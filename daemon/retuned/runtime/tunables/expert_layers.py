@@ -2,8 +2,8 @@
 
 The row decides how tokens are sorted before the kernel runs, so one launch of the kernel cannot run
 under two rows. ``apply`` of vLLM's Triton experts looks the row up, sorts, launches both products
-and adds up. It writes to its output and to two workspaces, which it writes before it reads them. So a
-second call with a private output changes nothing that the server reads.
+and adds up. It writes to its output and to two workspaces, which it writes before it reads them.
+So a second call with a private output changes nothing that the server reads.
 """
 
 from __future__ import annotations
