@@ -118,7 +118,7 @@ def test_a_long_ledger_is_folded_and_says_the_same(tmp_path: Path) -> None:
 
 def test_a_ledger_that_cannot_be_kept_spends_nothing(tmp_path: Path) -> None:
     (tmp_path / LEDGER).mkdir()
-    with raises_naming(HarnessError, "ledger", os.strerror(errno.EISDIR)):
+    with raises_naming(HarnessError, LEDGER, os.strerror(errno.EISDIR)):
         purse(tmp_path, day_usd=10.0).admit(bound(1))
 
 

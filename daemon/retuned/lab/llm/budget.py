@@ -260,7 +260,9 @@ class DayLedger:
             finally:
                 os.close(lock)
         except OSError as error:
-            raise HarnessError(f"the file of the model's budget: {error.strerror}") from error
+            raise HarnessError(
+                f"the model's budget in {self._path.name}: {error.strerror}"
+            ) from error
 
     def _begin(self, now: datetime) -> None:
         spent = self._before(now - timedelta(seconds=DAY_S))
