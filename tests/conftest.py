@@ -46,30 +46,6 @@ for _library in ("OMP", "OPENBLAS", "MKL"):
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-
-_ROOM_BYTES = 4 << 30
-
-
-def _has_room(folder: Path) -> bool:
-    """Whether a file system in memory has room for the tests' files, and may run programs."""
-    try:
-        found = os.statvfs(folder)
-        memory = re.search(r"MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text())
-    except OSError:
-        return False
-    free_bytes = [found.f_bavail * found.f_frsize, 1024 * int(memory[1]) if memory else 0]
-    try:  # of a container, whose files in memory count as its memory
-        limits = [Path(f"/sys/fs/cgroup/memory.{name}").read_text() for name in ("max", "current")]
-        free_bytes.append(int(limits[0]) - int(limits[1]))
-    except (OSError, ValueError):  # no such limit
-        pass
-    return min(free_bytes) >= _ROOM_BYTES and not found.f_flag & os.ST_NOEXEC
-
-
-# The kill tests end processes, not the machine: no file of a test needs a disk.
-if _has_room(Path("/dev/shm")):
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
-
 if not (Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists()):
     # Triton reads this when it is imported: without a GPU its kernels run in Python, on CPU tensors
     os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -140,17 +139,18 @@ FORBIDDEN = os.strerror(errno.EPERM)
 
 
 @pytest.fixture(scope="module", params=["programs", "none"])
-def device_child(request: pytest.FixtureRequest) -> dict[str, object]:
+def device_child(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, object]:
     """What a device's child was allowed; it may start programs, or not."""
-    # not in the tests' folder: that may lie in /dev/shm, which GPU libraries need
-    with tempfile.TemporaryDirectory() as own, tempfile.TemporaryDirectory() as home:
-        secret = Path(home, "secret")
-        secret.write_text("a key")
-        with subprocess.Popen(["sleep", "900"]) as victim:
-            try:
-                seen = ask(DEVICE_CHILD, str(victim.pid), own, str(secret), request.param)
-            finally:
-                victim.kill()
+    own, home = tmp_path_factory.mktemp("own"), tmp_path_factory.mktemp("home")
+    secret = home / "secret"
+    secret.write_text("a key")
+    with subprocess.Popen(["sleep", "900"]) as victim:
+        try:
+            seen = ask(DEVICE_CHILD, str(victim.pid), str(own), str(secret), request.param)
+        finally:
+            victim.kill()
     return {**seen, "asked": request.param}
 
 

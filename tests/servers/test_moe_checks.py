@@ -193,21 +193,24 @@ def test_a_layer_that_is_new_under_a_table_runs_the_servers_own_row_once(layers:
     assert layers.rows == [ROW["BLOCK_SIZE_M"], own], "checked"
 
 
-def test_memory_that_a_check_lacks_says_nothing_about_a_row(
+def test_memory_that_a_check_lacks_puts_no_row_out_of_force(
     layers: Layers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    own = layers.rows[0]
     layers.put()
-    stock = moe.Experts.activation
+    stock, full = moe.Experts.activation, [torch.OutOfMemoryError("full")]
 
-    def full(*_: Any, **__: Any) -> None:
-        raise torch.OutOfMemoryError("full")
+    def activation(*args: Any, **kwargs: Any) -> None:
+        if full:
+            raise full.pop()
+        stock(*args, **kwargs)
 
-    monkeypatch.setattr(moe.Experts, "activation", full)
-    with pytest.raises(torch.OutOfMemoryError):
-        layers.is_right()
-    monkeypatch.setattr(moe.Experts, "activation", stock)
+    monkeypatch.setattr(moe.Experts, "activation", activation)
     assert layers.is_right()
-    assert layers.rows[0] == ROW["BLOCK_SIZE_M"], "it is tried again"
+    assert layers.rows == [ROW["BLOCK_SIZE_M"], own], "no row serves before a check of it"
+    assert layers.is_right()
+    assert layers.rows == [ROW["BLOCK_SIZE_M"], own]
+    assert layers.report["checks"] == 1, "the row is tried again"
 
 
 def test_under_another_wrapper_ours_only_calls_while_it_is_suspended(layers: Layers) -> None:

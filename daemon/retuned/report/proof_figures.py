@@ -65,7 +65,7 @@ def reach_of(dots: Sequence[PairDot], *, least: float = 1.0) -> float:
     return max(least, 1.25 * reach)
 
 
-@functools.lru_cache(maxsize=16)  # the intervals of a long proof take seconds
+@functools.lru_cache(maxsize=16)  # a page draws the same proof at each view
 def proof_figures(state: ProofState, *, of: str = "") -> tuple[Figure, ...]:
     """Return the pictures of a proof that has pairs; none of one that has not.
 

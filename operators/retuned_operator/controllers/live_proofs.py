@@ -242,7 +242,7 @@ def _document(resource: SwapProposal, entry: LiveProofStatus, posted: PodProof) 
     return json.dumps(body).encode()
 
 
-@functools.lru_cache(maxsize=16)  # the page asks for the same ones, and a long proof takes a second
+@functools.lru_cache(maxsize=16)  # the page reads the same documents at each view
 def proven(document: bytes) -> ProofState:
     """Return the proof that the kept pairs of a verdict lead to.
 

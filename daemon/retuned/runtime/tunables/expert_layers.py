@@ -26,10 +26,10 @@ CLASSES = ("TritonExperts", "TritonWNA16Experts")
 METHOD = "apply"
 OUTPUT, WORKSPACES, STATES = "output", ("workspace13", "workspace2"), "hidden_states"
 LORA = "layer-with-lora"
-"""Reason code: a layer with adapters also runs their kernels, on streams of its own."""
+"""Reason code: a layer with adapters also runs their kernels, on separate streams."""
 _PACKAGE = MODULE.rpartition(".")[0] + "."
 _OUT_OF_MEMORY = "OutOfMemoryError"
-"""PyTorch's; it says nothing about the row."""
+"""Name of PyTorch's error; the row is not its cause."""
 
 Apply = Callable[..., Any]
 
@@ -52,8 +52,24 @@ class Forced:
     asked: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """A call whose check is due.
+
+    Parameters
+    ----------
+    launch
+        Makes the call with its check.
+    own
+        The same call under the server's own row.
+    """
+
+    launch: Callable[[], Any]
+    own: Forced
+
+
 class _Now(threading.local):
-    """What a thread is in."""
+    """State of the call that a thread executes."""
 
     layer: Any = None
     """A layer that has not looked its row up yet in this call."""
@@ -102,7 +118,10 @@ class ExpertLayers:
                 setattr(owner, METHOD, self._wrapper(stock, names))
 
     def suspend(self) -> None:
-        """Restore the layers; `hold` wraps them again. Under another's wrapper ours only calls."""
+        """Restore the layers; `hold` wraps them again.
+
+        Where another tool has wrapped a layer since, our wrapper stays and only calls the server's.
+        """
         self._on = False
         for owner, stock in list(self._stock.items()):
             if getattr(vars(owner).get(METHOD), "__wrapped__", None) is stock:
@@ -161,12 +180,13 @@ class ExpertLayers:
                 layer = due = None
             if due is not None:
                 try:
-                    return due()
+                    return due.launch()
                 except _NotAskedError as error:
                     error.checks.skip(UNKNOWN)
                     self._tunables.pop(layer, None)
-                except Exception:  # of the table's side: the server's own row runs next
+                except Exception:  # nothing of a check reaches the server: its own row runs next
                     self._failed()
+                    return self._under(due.own, functools.partial(stock, *args, **kwargs))
             now.inside, now.layer = True, layer
             try:
                 return stock(*args, **kwargs)
@@ -177,7 +197,7 @@ class ExpertLayers:
 
     def _due(
         self, stock: Apply, given: Mapping[str, Any], tunable: Tunable, checks: TableChecks
-    ) -> Callable[[], Any] | None:
+    ) -> _Due | None:
         """Return the call with its check; None if no check is due."""
         tokens = int(given[STATES].shape[0])
         axes = {"tokens": tokens}
@@ -194,7 +214,8 @@ class ExpertLayers:
                 raise _NotAskedError(checks)
             return found
 
-        return functools.partial(checks.launch, at, config, _sides(given, run))
+        launch = functools.partial(checks.launch, at, config, _sides(given, run))
+        return _Due(launch, own=Forced(tunable, tokens, None))
 
     def _under(self, forced: Forced, call: Callable[[], Any]) -> Any:  # noqa: ANN401 - as vLLM's
         """Call a layer under a row."""
