@@ -77,7 +77,7 @@ class _Now(threading.local):
     inside = False
 
 
-class _NotAskedError(Exception):
+class _NoLookupError(Exception):
     """A call did not look up the row that a check forces: both sides ran the same one."""
 
     def __init__(self, checks: TableChecks) -> None:
@@ -181,7 +181,7 @@ class ExpertLayers:
             if due is not None:
                 try:
                     return due.launch()
-                except _NotAskedError as error:
+                except _NoLookupError as error:
                     error.checks.skip(UNKNOWN)
                     self._tunables.pop(layer, None)
                 except Exception:  # nothing of a check reaches the server: its own row runs next
@@ -211,7 +211,7 @@ class ExpertLayers:
             forced = Forced(tunable, tokens, row)
             found = self._under(forced, functools.partial(stock, **{**given, **buffers}))
             if not forced.asked:
-                raise _NotAskedError(checks)
+                raise _NoLookupError(checks)
             return found
 
         launch = functools.partial(checks.launch, at, config, _sides(given, run))
