@@ -5,7 +5,8 @@
 Cases: ``attention`` (Triton attention, chat turns into long prompts), ``decode`` (the same, into
 long answers to long prompts, decoded in captured graphs), ``mamba2`` and ``hybrid`` (autotuners
 that were asked once at a warm-up size), ``moe`` (block-FP8 experts without a file on this card,
-prefill of 1,024 tokens a step and decode of 256 in captured graphs), ``default`` (a server with
+prefill of 1,024 tokens a step and decode of 256 in captured graphs), ``moe-prefill`` (the same
+experts, from short chats into prompts of 1,024 tokens, one a step), ``default`` (a server with
 nothing to gain: FlashAttention). The program writes ``OUT/CASE.json`` after each part, and
 ``OUT/CASE-described.json`` for `surfaces`. A part that fails is in the file with its error, and the
 parts after it run.
@@ -113,6 +114,16 @@ CASES = {
         drifted=((64,), 256, 256),
         per_block=256,
         decode=(256, 64),
+    ),
+    "moe-prefill": Case(
+        model="moe_fp8",
+        options=(
+            *("--max-model-len", "8192", "--max-num-batched-tokens", "1024"),
+            *("--max-num-seqs", "64", "--gpu-memory-utilization", "0.6"),
+        ),
+        chat=((64,), 64, 8),
+        drifted=((1024,), 1, 8),
+        per_block=64,
     ),
     "default": Case(
         model="dense",
