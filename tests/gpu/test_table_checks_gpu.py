@@ -58,7 +58,7 @@ def test_a_right_table_is_checked_aside_and_serves(tunables: Tunables) -> None:
     kernel = tuner()
     assert doubles(kernel)
     swap(tunables, RIGHT, every=4)
-    for _ in range(40):
+    for _ in range(41):  # the first, and ten blocks of four
         assert doubles(kernel)
         settled()
     found = table(tunables)

@@ -34,6 +34,8 @@ class Observer:
 
     busy: float | None = 0.99
     count: int = 400
+    graph: int | None = 8
+    host_s: float = 0.002
     engine: str = "vllm 0.33.0"
     error: Exception | None = None
     looks: int = 0
@@ -52,10 +54,10 @@ class Observer:
                 prefill=0,
                 decode=8,
                 context=1024,
-                graph=8,
+                graph=self.graph,
                 period_s=0.01,
                 busy_s=None if self.busy is None else 0.01 * self.busy,
-                host_s=0.002,
+                host_s=self.host_s,
                 ended_s=0.01 * number,
             )
             for number in range(self.count)
@@ -269,6 +271,7 @@ def test_a_proposal_of_before_the_look_is_held_back(
         ({"busy": None}, "gpu-time-unknown"),
         ({"count": 20}, "few-steps"),
         ({"count": 0}, "few-steps"),
+        ({"graph": None, "host_s": 0.0098}, "pace-unclear"),
         ({"error": TemporaryError("no answer", delay_s=1.0)}, "steps-unknown"),
         ({"error": CandidateError("not-switchable", detail="none")}, "steps-unknown"),
     ],

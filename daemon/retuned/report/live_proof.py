@@ -40,6 +40,9 @@ _NOT_PREDICTED = {
     ForecastReason.STEPS_UNKNOWN: "the steps of the server were not observed",
     ForecastReason.GPU_TIME_UNKNOWN: "the GPU time of its steps is not measured",
     ForecastReason.FEW_STEPS: "too few of its steps were observed",
+    ForecastReason.PACE_UNCLEAR: (
+        "its steps are launched as long as the GPU works, so either may wait for the other"
+    ),
     ForecastReason.SHARE_UNKNOWN: "the kernel's share of GPU time is unknown",
 }
 
@@ -59,7 +62,7 @@ def prediction_of(forecast: Forecast | None) -> str:
     found = forecast.prediction
     rests = (
         f"{forecast.kernel_share:.1%} of GPU time, {forecast.speedup:.2f}x, and the GPU sets the "
-        f"pace of {found.gpu_bound:.0%} of {forecast.pace.steps} steps"
+        f"pace of {found.gpu_bound:.0%} of {forecast.pace.steps - forecast.pace.unclear} steps"
     )
     if found.host_bound:
         return f"host-bound: the server cannot gain from this ({rests})"

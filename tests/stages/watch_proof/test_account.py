@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from tests.stages.watch_proof.blocks import block
 
 from retuned.stages.watch.proof import (
     Arm,
     ArmSums,
+    ForecastReason,
     KernelTime,
     Pace,
     PairKind,
     PairResult,
     VoidReason,
+    forecast,
     predict,
     settle_account,
 )
@@ -133,3 +137,39 @@ def test_the_pace_counts_steps_with_small_gaps() -> None:
     pace = pace.after(block(Arm.OFF, noise=0.0).steps)  # not measured
     assert (pace.steps, pace.gpu_bound, pace.share) == (120, 60, 0.5)
     assert Pace().share is None
+
+
+@pytest.mark.parametrize(
+    ("graph", "host_s", "clear"),
+    [
+        (0, 0.0236, False),  # of an H200: 0.14 ms of GPU work after the last launch
+        (0, 0.0190, True),  # the GPU lags behind
+        (16, 0.0236, True),  # a replay has no launches, so the host waited for its answer
+        (0, math.nan, True),
+    ],
+)
+def test_launches_that_take_as_long_as_the_gpu_leave_the_pace_unclear(
+    graph: int, host_s: float, clear: bool
+) -> None:
+    known = block(Arm.OFF, noise=0.0, busy=0.0237).steps
+    steps = replace(
+        known,
+        period_s=np.full(len(known), 0.0245),
+        graph=np.full(len(known), graph),
+        host_s=np.full(len(known), host_s),
+    )
+    pace = Pace().after(steps).after(steps)
+    assert (pace.gpu_bound, pace.unclear) == ((120, 0) if clear else (0, 120))
+    assert (pace.steps, pace.share) == (120, 1.0 if clear else None)
+    found = forecast(0.26, 1.18, pace=pace, min_effect=0.005)
+    assert found.reason is (None if clear else ForecastReason.PACE_UNCLEAR)
+    assert not found.host_bound
+
+
+def test_clear_steps_predict_where_they_are_most_and_enough() -> None:
+    pace = Pace(steps=300, gpu_bound=180, unclear=100, seen=300)
+    found = forecast(0.5, 2.0, pace=pace, min_effect=0.005)
+    assert found.prediction is not None
+    assert found.prediction.gpu_bound == pytest.approx(0.9)
+    few = pace.model_copy(update={"steps": 199, "gpu_bound": 99})
+    assert forecast(0.5, 2.0, pace=few, min_effect=0.005).reason is ForecastReason.PACE_UNCLEAR

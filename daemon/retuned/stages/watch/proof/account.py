@@ -20,6 +20,9 @@ from retuned.stages.watch.proof.records import (
 
 GPU_BOUND_GAP = 0.05
 """A step with less of its period outside of GPU work is set by the GPU."""
+LAUNCHING_RATIO = 0.9
+"""A step whose launching takes this much of its GPU time is not ahead of the GPU. Prefill steps of
+2,048 tokens on a slow host: 23.60 of 23.74 ms (`benchmarks/results/vllm_live_proof_h200.json`)."""
 LEAST_STEPS = 100
 """Fewer steps predict nothing."""
 _TAKEN_UP = 0.5
@@ -44,7 +47,10 @@ class Pace(Record):
     steps: int = Field(default=0, ge=0)
     """Steps with known GPU time."""
     gpu_bound: int = Field(default=0, ge=0)
-    """Of those, steps with a gap of less than 5 % of their period."""
+    """Of those, steps with a gap of less than 5 % of their period, less the unclear ones."""
+    unclear: int = Field(default=0, ge=0)
+    """Of those, steps with as small a gap that were launched as long as the GPU worked: the GPU
+    waited between launches, or the host waited for the GPU within the step."""
     in_graphs: int = Field(default=0, ge=0)
     """Of those, steps that ran in a captured graph."""
     busy_s: float = Field(default=0.0, ge=0.0)
@@ -56,8 +62,9 @@ class Pace(Record):
 
     @property
     def share(self) -> float | None:
-        """Share of steps that the GPU paces; None if GPU time was not measured."""
-        return self.gpu_bound / self.steps if self.steps else None
+        """Share of clear steps that the GPU paces; None without such steps."""
+        clear = self.steps - self.unclear
+        return self.gpu_bound / clear if clear else None
 
     @property
     def busy_ratio(self) -> float | None:
@@ -69,10 +76,12 @@ class Pace(Record):
         measured = (steps.busy_s == steps.busy_s) & (steps.period_s == steps.period_s)
         gap = steps.period_s - steps.busy_s
         bound = measured & (gap < GPU_BOUND_GAP * steps.period_s)
+        launching = (steps.graph == 0) & (steps.host_s >= LAUNCHING_RATIO * steps.busy_s)
         return self.joined(
             Pace(
                 steps=int(measured.sum()),
-                gpu_bound=int(bound.sum()),
+                gpu_bound=int((bound & ~launching).sum()),
+                unclear=int((bound & launching).sum()),
                 in_graphs=int((measured & (steps.graph > 0)).sum()),
                 busy_s=float(steps.busy_s[measured].sum()),
                 period_s=float(steps.period_s[measured].sum()),
@@ -85,6 +94,7 @@ class Pace(Record):
         return Pace(
             steps=self.steps + other.steps,
             gpu_bound=self.gpu_bound + other.gpu_bound,
+            unclear=self.unclear + other.unclear,
             in_graphs=self.in_graphs + other.in_graphs,
             busy_s=self.busy_s + other.busy_s,
             period_s=self.period_s + other.period_s,
@@ -98,6 +108,7 @@ class ForecastReason(StrEnum):
     STEPS_UNKNOWN = "steps-unknown"
     GPU_TIME_UNKNOWN = "gpu-time-unknown"
     FEW_STEPS = "few-steps"
+    PACE_UNCLEAR = "pace-unclear"
     SHARE_UNKNOWN = "share-unknown"
 
 
@@ -138,6 +149,8 @@ def forecast(
     elif pace.steps < LEAST_STEPS:
         few = pace.steps or not pace.seen
         reason = ForecastReason.FEW_STEPS if few else ForecastReason.GPU_TIME_UNKNOWN
+    elif pace.steps - pace.unclear < LEAST_STEPS or 2 * pace.unclear > pace.steps:
+        reason = ForecastReason.PACE_UNCLEAR
     pace = pace or Pace()
     known = None
     if reason is None and pace.share is not None:
