@@ -62,7 +62,7 @@ def prediction_of(forecast: Forecast | None) -> str:
     found = forecast.prediction
     rests = (
         f"{forecast.kernel_share:.1%} of GPU time, {forecast.speedup:.2f}x, and the GPU sets the "
-        f"pace of {found.gpu_bound:.0%} of {forecast.pace.steps - forecast.pace.unclear} steps"
+        f"pace of {found.gpu_bound:.0%} of {forecast.pace.clear} steps"
     )
     if found.host_bound:
         return f"host-bound: the server cannot gain from this ({rests})"

@@ -171,5 +171,11 @@ def test_clear_steps_predict_where_they_are_most_and_enough() -> None:
     found = forecast(0.5, 2.0, pace=pace, min_effect=0.005)
     assert found.prediction is not None
     assert found.prediction.gpu_bound == pytest.approx(0.9)
-    few = pace.model_copy(update={"steps": 199, "gpu_bound": 99})
-    assert forecast(0.5, 2.0, pace=few, min_effect=0.005).reason is ForecastReason.PACE_UNCLEAR
+    for changed, reason in (
+        ({"unclear": 151, "gpu_bound": 149}, ForecastReason.PACE_UNCLEAR),
+        ({"steps": 199}, ForecastReason.PACE_UNCLEAR),
+        ({"steps": 199, "unclear": 99}, None),
+        ({"steps": 149, "unclear": 50, "gpu_bound": 99}, ForecastReason.FEW_STEPS),
+    ):
+        other = pace.model_copy(update={"gpu_bound": 90} | changed)
+        assert forecast(0.5, 2.0, pace=other, min_effect=0.005).reason is reason

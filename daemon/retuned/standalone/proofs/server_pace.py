@@ -192,7 +192,7 @@ def refusal(ctx: Context, definition: str, *, share: float, speedup: float) -> R
         reason=RefusalReason.HOST_BOUND,
         detail=(
             f"host-bound: the server cannot gain from this; the GPU sets the pace of "
-            f"{found.pace.gpu_bound} of {found.pace.steps - found.pace.unclear} steps"
+            f"{found.pace.gpu_bound} of {found.pace.clear} steps"
         ),
     )
 

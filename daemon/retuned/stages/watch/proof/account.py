@@ -61,10 +61,14 @@ class Pace(Record):
     """All steps, those without known GPU time included."""
 
     @property
+    def clear(self) -> int:
+        """Steps with known GPU time whose pace is not unclear."""
+        return self.steps - self.unclear
+
+    @property
     def share(self) -> float | None:
         """Share of clear steps that the GPU paces; None without such steps."""
-        clear = self.steps - self.unclear
-        return self.gpu_bound / clear if clear else None
+        return self.gpu_bound / self.clear if self.clear else None
 
     @property
     def busy_ratio(self) -> float | None:
@@ -149,8 +153,10 @@ def forecast(
     elif pace.steps < LEAST_STEPS:
         few = pace.steps or not pace.seen
         reason = ForecastReason.FEW_STEPS if few else ForecastReason.GPU_TIME_UNKNOWN
-    elif pace.steps - pace.unclear < LEAST_STEPS or 2 * pace.unclear > pace.steps:
+    elif 2 * pace.unclear > pace.steps:
         reason = ForecastReason.PACE_UNCLEAR
+    elif pace.clear < LEAST_STEPS:
+        reason = ForecastReason.FEW_STEPS
     pace = pace or Pace()
     known = None
     if reason is None and pace.share is not None:
