@@ -63,6 +63,17 @@ def test_without_times_the_gain_is_unknown_and_not_zero() -> None:
     assert found.conclusion.code == "gain-unknown"
 
 
+def test_where_the_host_sets_the_pace_the_last_sentence_says_so() -> None:
+    keys = [samples.asked(timed=0, timed_us=0.0, idle=3)]
+    found = survey_of(reports={"7": samples.answer(samples.report(keys=keys))})
+    assert only(found).share is None
+    assert set(only(found).remarks) == {"stream-idle"}
+    assert found.conclusion.code == "gain-unknown"
+    assert "host" in found.conclusion.sentence
+    timed = survey_of(reports={"7": samples.answer(samples.report(keys=[samples.asked(idle=9)]))})
+    assert only(timed).remarks == ()
+
+
 def test_a_refused_tunable_saves_nothing() -> None:
     one = samples.report(refused="source-unreadable")
     found = survey_of(reports={"7": samples.answer(one)})

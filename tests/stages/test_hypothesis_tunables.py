@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -60,6 +62,8 @@ def test_each_lack_has_its_reason() -> None:
     assert reason(seldom) is NotTried.NO_TRAFFIC
     assert reason(unseen) is NotTried.NOT_DESCRIBED
     assert reason(untimed) is NotTried.NO_TIME
+    assert reason(untimed, replace(untimed, idle=3)) is NotTried.STREAM_IDLE
+    assert isinstance(believed(LARGE, replace(untimed, idle=3)), Hypothesis), "another was timed"
     assert reason(tuned) is NotTried.SAVING_TOO_SMALL
     assert reason(LARGE, tried=[LARGE.key]) is NotTried.ALL_TRIED
     assert reason(tuned, in_force=[tuned.key]) is NotTried.IN_FORCE

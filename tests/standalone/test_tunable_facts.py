@@ -21,6 +21,7 @@ from retuned.runtime_client.tunables import (
     TunableReport,
     process_of,
 )
+from retuned.stages.hypothesis import together
 from retuned.stages.proposal.tables import captures_of, within
 from retuned.standalone.context import Tunables
 from retuned.standalone.tunables.experiments import Pauses
@@ -64,6 +65,12 @@ def test_usage_is_what_was_launched_between_two_reports() -> None:
     assert (large.launches, large.time_us) == (60.0, 60 * 2000.0)
     assert large.gain_ratio > 3.0
     assert (small.launches, small.time_us) == (9.0, 0.0)
+
+
+def test_launches_on_an_idle_stream_are_known_and_take_no_time() -> None:
+    each = process(report(asked(8192, 160, idle=3)))
+    (used,) = together(used_classes(NAME, process(report(asked(8192, 100))), each) * 2)
+    assert (used.launches, used.time_us, used.idle) == (120.0, 0.0, 6)
 
 
 def test_usage_is_scaled_where_the_runtime_counts_in_a_share_of_the_time() -> None:

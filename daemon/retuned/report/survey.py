@@ -139,6 +139,7 @@ class _KeyCount:
     captured: int
     timed: int
     timed_us: float
+    idle: int
     how: str
     config: str
     detail: str
@@ -227,6 +228,7 @@ def _asked(process: str, report: Json) -> list[_KeyCount]:
                 captured=_count(each, "captured"),
                 timed=_count(each, "timed"),
                 timed_us=min(amount(each, "timed_us"), _MOST_US),
+                idle=_count(each, "idle"),
                 how=how if how in _HOW else "unknown",
                 config=_config(each.get("config")),
                 detail=cut(each.get("detail") or ""),
@@ -303,6 +305,8 @@ def _share(
         remarks.append("graphs-not-counted")
     if any(each.time_us is None and each.launches for each in asked):
         remarks.append("share-partial")
+    if any(each.idle and not each.timed for each in asked):
+        remarks.append("stream-idle")
     parts = []
     for process in {each.process for each in asked}:
         spent = [e.time_us for e in asked if e.process == process and e.time_us is not None]

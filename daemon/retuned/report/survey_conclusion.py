@@ -35,10 +35,13 @@ def conclude(found: Survey) -> Conclusion:
         return _expected(found, saving)
     unmeasured = [r for r in found.tunables if r.share is None and r.gain.expected > 1.02]
     if unmeasured and not all(row.refused for row in unmeasured):
-        line = (
-            f"A gain is possible in {plural(len(unmeasured), 'tunable')}, but their share of "
-            "kernel time was not measured; add a trace of this server."
-        )
+        why = "their share of kernel time was not measured; add a trace of this server"
+        if all("stream-idle" in row.remarks for row in unmeasured):
+            why = (
+                "the device waited for the host at their launches: the host sets the pace, and "
+                "faster kernels do not change that"
+            )
+        line = f"A gain is possible in {plural(len(unmeasured), 'tunable')}, but {why}."
         return Conclusion(code="gain-unknown", sentence=line)
     return _none(found)
 

@@ -162,6 +162,8 @@ REMARKS: Mapping[str, str] = {
     "ranks-differ": "processes resolved one key to different configurations",
     "start-differs": "an earlier start of the server chose another configuration for one key",
     "share-partial": "some keys were not timed, so the share is a lower bound",
+    "stream-idle": "at every launch of some keys that was due to be timed, the device waited for "
+    "the host; a faster kernel does not help there",
 }
 """Codes of remarks, each with its meaning."""
 

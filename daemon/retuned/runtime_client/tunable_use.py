@@ -57,6 +57,7 @@ def used_classes(
                 gain_ratio=gain(report, each),
                 ready=each.ready,
                 how=each.how,
+                idle=each.idle,
             )
         )
     return found

@@ -53,6 +53,8 @@ class SizeClassReport(_Answer):
     timed: _Count = 0
     timed_us: _Time = 0.0
     """Device time of the timed launches, microseconds."""
+    idle: _Count = 0
+    """Launches that were due to be timed, and for which the device may have waited."""
     config: dict[str, Any] = Field(default_factory=dict, max_length=64)
     ready: bool = True
     """Whether an experiment can repeat a launch of it, as it was described."""

@@ -15,13 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from retuned.runtime.schema import Refused
-from retuned.runtime.steps.launch_times import LaunchCell, LaunchSpan
+from retuned.runtime.steps.launch_times import LaunchSpan
 from retuned.runtime.tunables.checks import UNKNOWN
 from retuned.runtime.tunables.expert_layers import ExpertLayers
 from retuned.runtime.tunables.records import Config, Table, digest_of_text
 from retuned.runtime.tunables.state import (
-    TIME_AT,
-    TIME_EVERY,
     Pointer,
     Registry,
     SizeClass,
@@ -294,53 +292,32 @@ def _recipe(tunable: Tunable, tokens: int, row: Mapping[str, Any]) -> dict[str, 
 
 
 class _Timer:
-    """Device time of one expert layer in `TIME_EVERY`: from the look-up to the second launch.
+    """Times expert layers that are due: from the look-up to the second launch.
 
     While a live proof times layers, it decides which ones. To it a layer is one launch: its two
     products take different times, of which no median says anything.
     """
 
     def __init__(self) -> None:
-        self._sized: SizeClass | None = None
-        self._first: Any = None
-        self._span: LaunchSpan | None = None
-        self._begun: tuple[LaunchCell, Any] | None = None
+        self._span: SizeClass | LaunchSpan | None = None
+        self._begun: Any = None
         self._launches = 0
 
     def begin(self, sized: SizeClass) -> None:
-        self.forget()
         self._launches = 0
-        self._span = sized.proof
-        if self._span is not None:
-            self._begun = self._span.begin()
-            return
-        torch = sys.modules.get("torch")
-        if (
-            sized.launches % TIME_EVERY != TIME_AT
-            or torch is None
-            or not torch.cuda.is_initialized()
-        ):
-            return
-        self._sized = sized
-        self._first = torch.cuda.Event(enable_timing=True)
-        self._first.record()
+        self._span = sized.proof or sized
+        self._begun = self._span.begin()
 
     def forget(self) -> None:
-        self._sized = self._span = self._begun = None
+        self._span = self._begun = None
 
     def launched(self) -> None:
-        if self._sized is None and self._begun is None:
+        if self._span is None or self._begun is None:
             return
         self._launches += 1
-        if self._launches < _LAUNCHES:
-            return
-        if self._span is not None and self._begun is not None:
+        if self._launches == _LAUNCHES:
             self._span.end(self._begun)
-        elif self._sized is not None:
-            last = sys.modules["torch"].cuda.Event(enable_timing=True)
-            last.record()
-            self._sized.pending.append((self._first, last))
-        self.forget()
+            self.forget()
 
 
 class _Launches:

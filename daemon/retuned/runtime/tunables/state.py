@@ -7,13 +7,11 @@ import logging
 import math
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from retuned.runtime.core.orders import CheckRates
-from retuned.runtime.schema import Refused
-from retuned.runtime.shadow.device import quiet
+from retuned.runtime.steps.launch_timer import LaunchTimer, moments
 from retuned.runtime.steps.launch_times import LaunchSpan, LaunchTimes
 from retuned.runtime.tunables.checks import TableChecks
 from retuned.runtime.tunables.records import Axes, Config, Rule, Table, bucket, tunable_id
@@ -27,15 +25,23 @@ MAX_RECIPES = 64
 _MAX_SIZES = 64
 MAX_DATA_BYTES = 1 << 20
 """Values of integer tensors that one recorded launch may hold."""
-TIME_EVERY, TIME_AT = 64, 5
-"""One eager launch in so many is timed on the device; the first ones may compile."""
-_MAX_PENDING = 16
+_TIME_EVERY, _TIME_AT = 61, 5
+"""One eager launch in so many is timed on the device; the first ones may compile.
+
+The number is prime, so that the timed launch is not the same layer of each step.
+"""
 _STEP = 1.1
 """How far beyond the described launches another one is described as an end of its class."""
 
 
 class SizeClass:
-    """Launches of one size class."""
+    """Launches of one size class.
+
+    Parameters
+    ----------
+    timer
+        Returns what times launches, asked when one is due.
+    """
 
     __slots__ = (
         "axes",
@@ -45,18 +51,20 @@ class SizeClass:
         "detail",
         "ends",
         "how",
+        "idle",
         "launches",
         "matched",
-        "pending",
         "proof",
         "ready",
         "sizes",
         "timed",
         "timed_us",
+        "timer",
     )
 
-    def __init__(self, axes: Axes) -> None:
+    def __init__(self, axes: Axes, timer: Callable[[], LaunchTimer]) -> None:
         self.axes = axes
+        self.timer = timer
         self.launches = 0
         self.captured = 0
         """Launches during a capture of a graph; each is replayed unseen."""
@@ -65,8 +73,8 @@ class SizeClass:
         self.matched = 0
         self.timed = 0
         self.timed_us = 0.0
-        self.pending: list[tuple[Any, Any]] = []
-        """Pairs of device events whose time is not known yet."""
+        self.idle = 0
+        """Launches that were due to be timed, and for which the device may have waited."""
         self.proof: LaunchSpan | None = None
         """Counts and times launches for a live proof; None without one."""
         self.ends: tuple[int, int] | None = None
@@ -79,36 +87,31 @@ class SizeClass:
         self.how = ""
         self.detail = ""
 
-    def settle(self) -> None:
-        """Add the times of launches that have ended.
+    @property
+    def is_due(self) -> bool:
+        """Whether the launch that was counted last is to be timed."""
+        return self.launches % _TIME_EVERY == _TIME_AT
 
-        It does not query the device while a graph is captured: a query would end the capture.
-        """
-        if not self.pending:
-            return
-        try:
-            with quiet():
-                self._settle()
-        except Refused:
-            return  # they wait
+    def begin(self) -> Any | None:  # noqa: ANN401 - the device's own
+        """Mark the start of the launch that was counted last; None if it is not timed."""
+        return self.timer().begin() if self.is_due else None
 
-    def _settle(self) -> None:
-        waiting = []
-        for first, last in self.pending:
-            if last.query():
-                self.timed_us += 1e3 * float(first.elapsed_time(last))
-                self.timed += 1
-            else:
-                waiting.append((first, last))
-        self.pending = waiting
+    def end(self, begun: Any) -> None:  # noqa: ANN401 - the device's own
+        """Take the end of a launch that `begin` has marked; never raises into the server."""
+        self.timer().end(begun, self)
+
+    def time(self, took_ns: int) -> None:
+        """Take the device time of one launch."""
+        self.timed_us += took_ns / 1e3
+        self.timed += 1
 
     def report(self) -> dict[str, Any]:
-        self.settle()
         return {
             "axes": dict(self.axes),
             "launches": self.launches,
             "timed": self.timed,
             "timed_us": round(self.timed_us, 3),
+            "idle": self.idle,
             "captured": self.captured,
             "sizes": sorted(self.sizes)[:_MAX_SIZES],
             "ready": self.ready,
@@ -176,6 +179,7 @@ class Tunable:
         """By size class and end: its smallest and its largest launch, beside the recipe."""
         self._classes: dict[tuple[int, ...], SizeClass] = {}
         self._times: LaunchTimes | None = None
+        self._timer: LaunchTimer | None = None
 
     def sized(self, axes: Axes) -> SizeClass:
         """Return the size class of a launch."""
@@ -184,9 +188,16 @@ class Tunable:
         if found is None:
             if len(self._classes) >= MAX_CLASSES - 1:
                 key = tuple(0 for _ in self.axes)
-            found = self._classes.setdefault(key, SizeClass(dict(zip(self.axes, key, strict=True))))
+            made = SizeClass(dict(zip(self.axes, key, strict=True)), self.timer)
+            found = self._classes.setdefault(key, made)
             self._prove(key, found)
         return found
+
+    def timer(self) -> LaunchTimer:
+        """Return what times launches; the first launch that is due decides by which clock."""
+        if self._timer is None:
+            self._timer = LaunchTimer(moments())
+        return self._timer
 
     def time_launches(self, times: LaunchTimes | None) -> None:
         """Start to count and time launches for a live proof; None ends that."""
@@ -281,7 +292,7 @@ class Tunable:
             self.table is None
             and described is not None
             and (described or not self.recording)
-            and (sized.launches + 1) % TIME_EVERY != TIME_AT
+            and (sized.launches + 1) % _TIME_EVERY != _TIME_AT
             and not capturing()
         )
 
@@ -341,7 +352,7 @@ class Tunable:
         """Start over in a child: no table, no counts, no recording."""
         self.put(None)
         self.captured_sizes = ()
-        self.recording, self.first = False, None
+        self.recording, self.first, self._timer = False, None, None
         self._classes.clear()
         self.recipes.clear()
         self.edges.clear()
@@ -358,6 +369,8 @@ class Tunable:
 
     def asked(self) -> list[dict[str, Any]]:
         """Return the size classes, most launches first."""
+        if self._timer is not None:
+            self._timer.gather()
         every = sorted(self._classes.values(), key=lambda each: -each.launches)
         return [each.report() for each in every[:MAX_CLASSES]]
 
@@ -426,35 +439,16 @@ def capturing() -> bool:
 
 
 def timed(sized: SizeClass, launch: Callable[[], Any], *, in_capture: bool) -> Any:  # noqa: ANN401
-    """Launch, and time one launch in `TIME_EVERY`: on the device, or by the clock without one."""
+    """Launch, and time the launch if it is due; while a live proof times launches, it decides."""
     if in_capture:
         sized.captured += 1
         return launch()
-    span = sized.proof
-    if span is not None:
-        begun = span.begin()
-        found = launch()
-        if begun is not None:
-            span.end(begun)
-        return found
-    due = sized.launches % TIME_EVERY == TIME_AT and len(sized.pending) < _MAX_PENDING
-    torch = sys.modules.get("torch")
-    if not due or torch is None:
-        return launch()
-    if not torch.cuda.is_initialized():  # a launch without a device ends before it returns
-        begin_s = time.perf_counter()
-        found = launch()
-        sized.timed_us += 1e6 * (time.perf_counter() - begin_s)
-        sized.timed += 1
-        return found
-    first = torch.cuda.Event(enable_timing=True)
-    last = torch.cuda.Event(enable_timing=True)
-    first.record()
-    try:
-        return launch()
-    finally:
-        last.record()
-        sized.pending.append((first, last))
+    span = sized.proof or sized
+    begun: Any = span.begin()
+    found = launch()
+    if begun is not None:
+        span.end(begun)
+    return found
 
 
 def spec_of(value: object, *, budget: list[int]) -> dict[str, Any]:

@@ -29,6 +29,8 @@ class NotTried(StrEnum):
     """No launch is described so that an experiment can repeat it."""
     NO_TIME = "time-unknown"
     """The device time of its launches is not known yet."""
+    STREAM_IDLE = "stream-idle"
+    """The device waited for the host at every launch that was due to be timed."""
     SAVING_TOO_SMALL = "saving-too-small"
     """What a table could save is below `min_saving`."""
     IN_FORCE = "table-in-force"
@@ -71,6 +73,8 @@ class UsedClass:
     """Whether an experiment can repeat a launch of it."""
     how: str = ""
     """How the server chose its configuration; ``table`` under a table."""
+    idle: int = 0
+    """Launches that were due to be timed, and for which the device waited."""
 
     @property
     def key(self) -> tuple[tuple[str, int], ...]:
@@ -89,6 +93,7 @@ def together(used: Sequence[UsedClass]) -> list[UsedClass]:
             gain_ratio=each.gain_ratio,
             ready=each.ready or (other is not None and other.ready),
             how=each.how,
+            idle=each.idle + (other.idle if other else 0),
         )
     return list(found.values())
 
@@ -146,8 +151,7 @@ def believe_in_table(
         )
         return Untried(reason=NotTried.NOT_DESCRIBED, detail=detail)
     if not any(each.time_us > 0.0 for each in launched):
-        detail = f"{len(launched)} size classes were launched and none was timed"
-        return Untried(reason=NotTried.NO_TIME, detail=detail)
+        return _untimed(launched)
     # rounded once, so that a part is never more than the whole, whatever the order
     total_us = max(busy_us, math.fsum(each.time_us for each in launched))
     fresh = [each for each in ready if each.key not in tried]
@@ -181,6 +185,18 @@ def believe_in_table(
             "busy_ratio": min(1.0, busy_us / (1e6 * observed_s)) if busy_us else 1.0,
         }
     )
+
+
+def _untimed(launched: Sequence[UsedClass]) -> Untried:
+    idle = sum(each.idle for each in launched)
+    if not idle:
+        detail = f"{len(launched)} size classes were launched and none was timed"
+        return Untried(reason=NotTried.NO_TIME, detail=detail)
+    detail = (
+        f"the device waited for the host at all {idle} launches that were due to be timed: the "
+        "host sets the pace, and a faster kernel would wait, too"
+    )
+    return Untried(reason=NotTried.STREAM_IDLE, detail=detail)
 
 
 def _saved_us(used: UsedClass) -> float:
