@@ -6,11 +6,12 @@ import math
 import random
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
-from retuned.node.live_proof import ProofRunner, UnstoredProof
+from retuned.node.live_proof import ProofNeed, ProofRunner, UnstoredProof
 from retuned.ports import SlotState
 from retuned.stages.gate import LiveProof, LiveProofMode
 from retuned.stages.swap import SwapKind, SwapOrder
@@ -31,6 +32,11 @@ class Server:
         self.taken = 0
         self.answers = True
         self.index = 0
+        self.captured_s = 0.0
+        """When graphs have the swap, if it is on."""
+        self.bypassed = False
+        self.recorded_s: list[float] = []
+        """When recordings began."""
         self.fresh: list[tuple[str, proof.StepRecord]] = []
 
     # the turns, the slot and the clock that a runner uses
@@ -38,10 +44,13 @@ class Server:
         self.turns, self.steps_each, self.taken = list(turns), steps, 0
 
     def slots(self) -> Sequence[SlotState]:
-        return [SlotState(definition="own", active=ARTIFACT, epoch=1, launches={})]
+        awaits = not self.bypassed and self.at_s < self.captured_s
+        slot = SlotState(definition="own", active=ARTIFACT, epoch=1, launches={})
+        return [replace(slot, awaits_graphs=awaits, bypassed=self.bypassed)]
 
     def bypass(self, definition: str, *, on: bool, arm: str | None = None) -> None:
         assert arm is None, "blocks are not asked for"
+        self.bypassed = on
 
     def now(self) -> datetime:
         return datetime.fromtimestamp(self.at_s, UTC)
@@ -59,7 +68,9 @@ class Server:
     def launches(self) -> Sequence[proof.ArmLaunches]:
         return ()
 
-    def begin(self) -> None: ...
+    def begin(self) -> None:
+        self.recorded_s.append(self.at_s)
+
     def end(self) -> None: ...
 
     def now_s(self) -> float:
@@ -174,3 +185,41 @@ def test_turns_that_do_not_come_are_given_up() -> None:
     assert kept.state.report is not None
     assert kept.state.report.pairs == 0
     assert all(pair.void is proof.VoidReason.ABANDONED for pair in kept.state.pairs)
+
+
+@pytest.mark.parametrize("bypassed", [False, True])
+def test_a_proof_begins_when_graphs_have_the_swap(bypassed: bool) -> None:
+    server = Server(0.035)
+    server.captured_s, server.bypassed = 50.0, bypassed
+    kept = proven(server)
+    assert len(server.recorded_s) == 1
+    assert 50.0 <= server.recorded_s[0] < 52.0
+    assert kept.state is not None
+    assert kept.state.report is not None
+    assert kept.state.report.verdict is proof.Verdict.HARMS
+
+
+def test_a_server_whose_graphs_are_never_captured_is_measured_as_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = Server(0.035)
+    server.captured_s = math.inf
+    kept = proven(server, max_duration_s=600.0)
+    assert 200.0 <= server.recorded_s[0] < 202.0
+    assert kept.state is not None
+    assert kept.state.report is not None
+    assert "spec.pauses.recaptureAfter" in caplog.text
+
+
+def test_a_proof_that_waits_for_graphs_ends_with_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(0.035)
+    server.captured_s = math.inf
+    monkeypatch.setattr(
+        Kept, "need", lambda _: ProofNeed.END if server.at_s > 9.0 else ProofNeed.CONTINUE
+    )
+    kept = proven(server)
+    assert server.recorded_s == []
+    assert server.at_s < 12.0
+    assert kept.state is not None
+    assert kept.state.report is not None
+    assert kept.state.report.verdict is proof.Verdict.NOT_CONCLUDED

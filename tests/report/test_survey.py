@@ -70,6 +70,9 @@ def test_where_the_host_sets_the_pace_the_last_sentence_says_so() -> None:
     assert set(only(found).remarks) == {"stream-idle"}
     assert found.conclusion.code == "gain-unknown"
     assert "host" in found.conclusion.sentence
+    captured = [keys[0] | {"captured": 4}]
+    graphs = survey_of(reports={"7": samples.answer(samples.report(keys=captured))})
+    assert "host" not in graphs.conclusion.sentence, "replays do not wait for it"
     timed = survey_of(reports={"7": samples.answer(samples.report(keys=[samples.asked(idle=9)]))})
     assert only(timed).remarks == ()
 

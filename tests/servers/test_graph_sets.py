@@ -37,6 +37,14 @@ class Graph:
         self.choice = ""
 
 
+class MambaSpec:
+    """Named as vLLM's kind of cache for states."""
+
+
+class Group:
+    kv_cache_spec = MambaSpec()
+
+
 class Runner:
     """The second runner around its real manager; a launch notes what is in force."""
 
@@ -169,6 +177,54 @@ def test_a_kept_set_comes_back_beside_requests_and_without_a_capture(wheel: Whee
         assert runner.choices == {8: "own", 4: "own", 2: "own"}
         sets.forget()
         assert sets.again(captures, tables="one") == []
+
+
+@VLLM
+@pytest.mark.usefixtures("_played_device")
+def test_a_capture_beside_requests_reads_no_block_of_theirs(wheel: Wheel) -> None:
+    """A state-space layer would write its state into the blocks of the last step."""
+    registry, captures = Registry(), [Capture(size=4, axes={})]
+    with manager(wheel) as module:
+        runner = Runner(module, [8, 4], registry)
+        blocks = torch.arange(1, 9).reshape(4, 2)
+        vars(runner)["block_tables"] = SimpleNamespace(input_block_tables=[blocks])
+        worker, sets = SimpleNamespace(model_runner=runner), GraphSets(registry)
+        runner.req_states.req_id_to_index["one"] = 0
+        with pytest.raises(Refused) as refused:
+            sets.capture(worker, captures)
+        assert refused.value.reason == "server-busy"
+        assert blocks.any()
+        runner.in_force = "table"
+        assert sets.capture(worker, captures, beside=True) == [4]
+        assert runner.choices == {8: "own", 4: "table"}
+        assert not blocks.any()
+
+
+@VLLM
+@pytest.mark.usefixtures("_played_device")
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"lora_config": object()},
+        {"vllm_config": SimpleNamespace(kv_transfer_config=object())},
+        {"kv_cache_config": SimpleNamespace(kv_cache_groups=[Group()])},
+    ],
+    ids=["adapters", "another-server", "state-space"],
+)
+def test_some_servers_are_captured_only_without_requests(
+    wheel: Wheel, changed: dict[str, Any]
+) -> None:
+    with manager(wheel) as module:
+        runner = Runner(module, [4], Registry())
+        own = dict(runner.cudagraph_manager.graphs)
+        runner.req_states.req_id_to_index["one"] = 0
+        vars(runner).update(changed)
+        with pytest.raises(Refused) as refused:
+            GraphSets(Registry()).capture(
+                SimpleNamespace(model_runner=runner), [Capture(size=4, axes={})], beside=True
+            )
+        assert refused.value.reason == "needs-idle-server"
+        assert runner.cudagraph_manager.graphs == own
 
 
 @VLLM

@@ -12,6 +12,7 @@ import pytest
 from retuned.contract import Digest, Guard, Solution, SourceFile, TrustClass
 from retuned.errors import CandidateError
 from retuned.runtime.tunables.records import MAX_RULES, digest_of_text, parse_table
+from retuned.stages.gate.limits import Pauses
 from retuned.stages.proposal import (
     Refusal,
     RefusalReason,
@@ -61,7 +62,7 @@ def made(
         "launched": Server(),
         "in_force": (),
         "before": None,
-        "recapture": False,
+        "pauses": None,
     }
     return table_of(solution or won(), guard or Guard(), **facts | changes)
 
@@ -89,8 +90,16 @@ def test_the_rules_of_a_win_come_before_those_in_force_and_the_runtime_reads_the
 
 def test_graphs_are_captured_again_only_where_the_policy_allows_it() -> None:
     assert json.loads(text_of(made()))["captures"] == []
-    captures = json.loads(text_of(made(recapture=True)))["captures"]
-    assert [each["size"] for each in captures] == [60, 64]
+    assert json.loads(text_of(made(pauses=Pauses(recapture=False))))["captures"] == []
+    text = json.loads(text_of(made(pauses=Pauses())))
+    assert [each["size"] for each in text["captures"]] == [60, 64]
+    assert "capture_after_s" not in text
+
+
+def test_a_table_says_how_long_captures_wait_for_a_moment_without_requests() -> None:
+    pauses = Pauses.model_validate({"recaptureAfter": "90s"})
+    text = text_of(made(pauses=pauses))
+    assert parse_table(json.loads(text), text=text).capture_after_s == 90
 
 
 def test_a_server_with_another_source_gets_no_table() -> None:

@@ -310,6 +310,8 @@ async def _traffic(show: Show, server: Vllm, daemon: Daemon, toggles: Toggles) -
     loads = [chat, drifted]
     if approved:
         if show.options.live_proof:
+            if show.case.decode is not None:
+                await show.part("captured_beside", lambda: _captured(toggles, most_s=90.0))
             await show.part("live_proof", lambda: _verdicts(show, daemon, approved))
         await asyncio.sleep(5.0)
         if show.case.decode is not None:
@@ -355,17 +357,19 @@ async def _by_itself(show: Show, server: Vllm, toggles: Toggles) -> dict[str, An
     return captured | await decoding(server.url, count=count, length=length, tokens=100)
 
 
-async def _captured(toggles: Toggles) -> dict[str, Any]:
-    """Wait until idle moments capture nothing more."""
+async def _captured(toggles: Toggles, *, most_s: float = 40.0) -> dict[str, Any]:
+    """Wait until nothing more is captured."""
     begin_s = changed_s = time.monotonic()
     sizes: list[list[int]] = []
-    while time.monotonic() < min(changed_s + 4.0, begin_s + 40.0):
+    progress: list[tuple[float, int]] = []
+    while time.monotonic() < min(changed_s + 8.0, begin_s + most_s):
         report = await asyncio.to_thread(toggles.report)
         now = [each["table"]["captured"] for each in report["tunables"] if each["table"]]
         if now != sizes:
             sizes, changed_s = now, time.monotonic()
+            progress.append((round(changed_s - begin_s, 2), sum(map(len, now))))
         await asyncio.sleep(0.2)
-    return {"captured": sizes, "seconds": round(changed_s - begin_s, 2)}
+    return {"captured": sizes, "seconds": round(changed_s - begin_s, 2), "progress": progress}
 
 
 async def _described(show: Show, load: Load, toggles: Toggles) -> None:

@@ -39,6 +39,8 @@ _TURN_BURN_IN = 1
 """Steps at the start of a turn that are left out: the first one contains the switch."""
 _PAUSE_S = 1.0
 """Between two readings of service levels while a proof is paused."""
+_GRAPHS_SHARE = 1.0 / 3.0
+"""Part of a proof's longest time that its first pair waits for graphs with the swap."""
 
 
 class ProofNeed(StrEnum):
@@ -340,6 +342,7 @@ class ProofRunner:
         state = self._begun()
         last = state.planned + most_pairs
         try:
+            self._await_graphs(state, stop)
             self._live.begin()
             self._labelled = 0
             while not state.done and not stop.is_set() and state.planned < last:
@@ -363,6 +366,32 @@ class ProofRunner:
             self._left(state)
         if state.done:
             self._record.finish(state)
+
+    def _await_graphs(self, state: proof.ProofState, stop: threading.Event) -> None:
+        """Wait before the first pair until graphs are captured with the swap, as far as they will.
+
+        The swap is on: graphs are captured with what is in force. After a part of the proof's time
+        it begins without them, because a server that is never without requests captures none.
+        """
+        most_s = _GRAPHS_SHARE * state.settings.max_duration_s
+        while not state.planned and self._slot_at_rest().awaits_graphs and not stop.is_set():
+            if self._at_s() - state.began_s >= most_s:
+                log.warning(
+                    "%s: the live proof begins, and some graphs do not have the swap: the server "
+                    "was never without requests (spec.pauses.recaptureAfter)",
+                    self._order.definition,
+                )
+                return
+            self._live.wait(_PAUSE_S)
+            self._check_need()
+
+    def _slot_at_rest(self) -> SlotState:
+        """Return the slot with the swap on."""
+        slot = self._slot()
+        if slot.bypassed:
+            self._swapper.bypass(self._order.definition, on=False)
+            slot = self._slot()
+        return slot
 
     # --- one pair ---------------------------------------------------------------------------------
 

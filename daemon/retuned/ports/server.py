@@ -35,6 +35,8 @@ class SlotState:
     """Why the runtime took the order back by itself; empty if it did not."""
     bypassed: bool = False
     """Whether the original serves for a while although an order is in force."""
+    awaits_graphs: bool = False
+    """Whether some captured graphs keep the original until they are captured again."""
     counted: bool = True
     """Whether launches pass it; of a kernel that a file configures none does."""
     uncounted_s: float = 0.0

@@ -36,7 +36,8 @@ def conclude(found: Survey) -> Conclusion:
     unmeasured = [r for r in found.tunables if r.share is None and r.gain.expected > 1.02]
     if unmeasured and not all(row.refused for row in unmeasured):
         why = "their share of kernel time was not measured; add a trace of this server"
-        if all("stream-idle" in row.remarks for row in unmeasured):
+        seen = [set(row.remarks) for row in unmeasured]
+        if all("stream-idle" in each and "graphs-not-counted" not in each for each in seen):
             why = (
                 "the device waited for the host at their launches: the host sets the pace, and "
                 "faster kernels do not change that"

@@ -107,6 +107,7 @@ def merge_states(states: Sequence[SlotState]) -> SlotState:
         other_launches=sum(state.other_launches for state in states),
         tripped=next((state.tripped for state in states if state.tripped), ""),
         bypassed=any(state.bypassed for state in states),
+        awaits_graphs=any(state.awaits_graphs for state in states),
         counted=any(state.counted for state in states),
         uncounted_s=sum(state.uncounted_s for state in states),
     )

@@ -61,6 +61,8 @@ class FileReport(BaseModel):
     """None of a file, whose launches are not compared."""
     bypassed: bool = False
     """Whether the server's choice runs for a while although a table is in force."""
+    awaited: tuple[int, ...] = Field(default=(), max_length=64)
+    """Batch sizes whose graphs keep the server's choice until they are captured again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +120,7 @@ def entry_state(definition: str, process: Process, _name: str) -> SlotState:
         tripped=_tripped(entry),
         counted=False,
         bypassed=entry is not None and entry.bypassed,
+        awaits_graphs=entry is not None and bool(entry.awaited),
     )
 
 

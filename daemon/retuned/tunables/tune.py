@@ -275,13 +275,20 @@ class _Bench:
             pairs = self._pairs(config, count=_QUICK, seed=seed)
         except CandidateError as failure:
             if failure.reason in ENDED:
-                self._replace()
+                self._replace(failure)
             return Trial(config=config, us=math.inf, reason=failure.reason)
         self.in_force_us = self.in_force_us or statistics.median(base for base, _ in pairs)
         ratio = statistics.median(a / b for a, b in pairs)
         return Trial(config=config, us=self.in_force_us / ratio, error=error)
 
-    def _replace(self) -> None:
+    def _replace(self, failure: CandidateError) -> None:
+        log.warning(
+            "%s at %s: the child is replaced: %s, %r",
+            self._recipe["tunable"],
+            self._recipe["axes"],
+            failure.reason,
+            failure.detail[-300:],
+        )
         self._restarts += 1
         try:
             self.usable = self._restarts <= MAX_RESTARTS
@@ -347,7 +354,7 @@ class _Bench:
             pairs = self._pairs(best.config, count=_CONFIRM, seed=seed)
         except CandidateError as failure:
             if failure.reason in ENDED:
-                self._replace()
+                self._replace(failure)
             return _with(result, reason=failure.reason)
         logs = [math.log(a / b) for a, b in pairs]
         middle = statistics.median(logs)

@@ -97,6 +97,6 @@ def _table(
         launched=launched,
         in_force=rules_in(before.text) if before is not None else (),
         before=entry.digest if entry is not None else None,
-        recapture=chosen is not None and limits_of(chosen.policy).pauses.recapture,
+        pauses=limits_of(chosen.policy).pauses if chosen is not None else None,
     )
     return str(table.reason) if isinstance(table, Refusal) else table

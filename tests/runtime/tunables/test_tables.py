@@ -126,7 +126,7 @@ class Graphs:
     """Graph sets that log each call."""
 
     def __init__(self) -> None:
-        self.busy = False
+        self.busy, self.beside = False, True
         self.held: dict[int, str] = {}
         """By size: the tables that the graph in force was captured with."""
         self.kept: set[tuple[str, int]] = set()
@@ -140,9 +140,12 @@ class Graphs:
         self.held |= dict.fromkeys(done, tables)
         return done
 
-    def capture(self, _: object, captures: Sequence[Capture], *, tables: str) -> list[int]:
-        if self.busy:
-            raise Refused("server-busy", detail="requests are under way")
+    def capture(
+        self, _: object, captures: Sequence[Capture], *, tables: str, beside: bool
+    ) -> list[int]:
+        if self.busy and not (beside and self.beside):
+            reason = "needs-idle-server" if beside else "server-busy"
+            raise Refused(reason, detail="requests are under way")
         sizes = [each.size for each in captures]
         self.kept |= {(tables, size) for size in sizes}
         self.held |= dict.fromkeys(sizes, tables)
@@ -245,6 +248,65 @@ def test_a_busy_server_is_captured_at_its_next_idle_moment(world: World) -> None
     world.graphs.busy = False
     world.service.housekeeping()
     assert world.report(name)["table"]["captured"] == [16]
+
+
+def busy(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.graphs.busy = True
+    monkeypatch.setattr(world.service.steps, "idle", lambda: False)
+
+
+def awaited(world: World) -> list[int]:
+    (report,) = world.service.state({})["files"]
+    return list(report["awaited"])
+
+
+def test_a_server_that_is_never_idle_is_captured_beside_requests_where_its_table_allows_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy(world, monkeypatch)
+    name = world.ids[0]
+    swapped = world.swap(table(name, captures=[8, 16]))
+    for _ in range(3):
+        world.service.housekeeping()
+    assert awaited(world) == [8, 16], "it waits without end"
+    world.back(swapped)
+
+    swapped = world.swap(table(name, captures=[8, 16], capture_after_s=3600))
+    world.service.housekeeping()
+    assert awaited(world) == [8, 16], "the time is not over"
+    world.back(swapped)
+
+    world.swap(table(name, captures=[8, 16], capture_after_s=0))
+    for left in ([16], [], []):
+        world.service.housekeeping()
+        assert awaited(world) == left, "one size after the other"
+    assert world.graphs.held == dict.fromkeys((8, 16), world.alone(name))
+
+
+def test_a_server_that_cannot_be_captured_beside_requests_waits_for_an_idle_moment(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy(world, monkeypatch)
+    world.graphs.beside = False
+    world.swap(table(world.ids[0], captures=[16], capture_after_s=0))
+    for _ in range(9):
+        world.service.housekeeping()
+    assert awaited(world) == [16]
+    world.graphs.busy = False
+    world.service.housekeeping()
+    assert awaited(world) == []
+
+
+def test_nothing_is_captured_while_steps_are_recorded(world: World) -> None:
+    world.graphs.busy = True
+    world.swap(table(world.ids[0], captures=[16]))
+    world.graphs.busy = False
+    world.service.steps.log.start()
+    world.service.housekeeping()
+    assert awaited(world) == [16]
+    world.service.steps.log.stop()
+    world.service.housekeeping()
+    assert awaited(world) == []
 
 
 def test_a_capture_that_fails_leaves_the_table_known_and_is_not_tried_for_ever(

@@ -1,8 +1,13 @@
-"""Graphs that hold tables: captures at idle moments, exchanges, and what is still missing."""
+"""Graphs that hold tables: captures, exchanges, and what is still missing.
+
+Graphs are captured while the server has no requests. Where it is never without any, a table may
+allow captures beside requests after some time: each is a pause of the server between two steps.
+"""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +21,7 @@ log = logging.getLogger(__name__)
 
 _TRIES = 3
 """Captures of a size that may fail before it is left alone."""
-_LATER = frozenset({"server-busy", "no-safe-point"})
+_LATER = frozenset({"server-busy", "no-safe-point", "needs-idle-server"})
 """Refusals of a capture that say nothing about its size."""
 CAPTURE_S = 5.0
 """Captures of one order; further sizes follow at idle moments."""
@@ -86,7 +91,23 @@ class Captures:
         tables = {each.id: each.acting.digest for each in self._registry if each.acting is not None}
         return digest_of_text(canonical(tables))
 
-    def capture(self, tunable: Tunable, *, most_s: float = 0.0) -> float:
+    def complete(self, tunable: Tunable) -> None:
+        """Capture one size that graphs do not have yet, if this is a moment for it.
+
+        While steps are recorded nothing is captured: the pause would count against one arm.
+        """
+        if self._steps.log.recording or not self.missing(tunable):
+            return
+        table = tunable.table
+        assert table is not None, "a size is missing"
+        if self._steps.idle():
+            self.capture(tunable)
+            return
+        waited_s, most_s = time.monotonic() - tunable.since_s, table.capture_after_s
+        if most_s is not None and waited_s >= most_s:
+            self.capture(tunable, beside=True)
+
+    def capture(self, tunable: Tunable, *, most_s: float = 0.0, beside: bool = False) -> float:
         """Capture the table's sizes again while the server is idle; return the seconds.
 
         One size at a time, each at a separate safe point: a request that arrives waits for one.
@@ -95,13 +116,16 @@ class Captures:
         ----------
         most_s
             No further size begins after this time.
+        beside
+            Whether requests may be under way, which wait for each size.
         """
         total_s = 0.0
         if self._steps.worker is None:
             return total_s
         for each in self.missing(tunable):
             try:
-                done, held_us = self._steps.at_safe_point(self._capturing(each))
+                work = self._capturing(each, beside=beside)
+                done, held_us = self._steps.at_safe_point(work)
             except Refused as error:
                 log.info("graphs of %s stay as they are: %s", tunable.id, error)
                 if error.reason not in _LATER:
@@ -125,10 +149,15 @@ class Captures:
             and tunable.uncaptured.get(each.size, 0) < _TRIES
         ]
 
-    def _capturing(self, wanted: Capture) -> Callable[[Any], list[int]]:
+    def awaited(self, tunable: Tunable) -> list[int]:
+        """Return the sizes that will be captured once the moment allows it."""
+        return [each.size for each in self.missing(tunable)] if self.way() == "on" else []
+
+    def _capturing(self, wanted: Capture, *, beside: bool) -> Callable[[Any], list[int]]:
         def capture(worker: Any) -> list[int]:  # noqa: ANN401 - the server's
             try:
-                done = self.graphs.capture(worker, [wanted], tables=self._in_force())
+                tables = self._in_force()
+                done = self.graphs.capture(worker, [wanted], tables=tables, beside=beside)
                 self._held = self._in_force()
                 return done
             except Refused:

@@ -105,23 +105,40 @@ class GraphSets:
             synchronize()  # a replay may still run
             self._kept.clear()
 
-    def capture(self, worker: Any, captures: Sequence[Capture], *, tables: str = "") -> list[int]:  # noqa: ANN401
+    def capture(
+        self,
+        worker: Any,  # noqa: ANN401 - the server's
+        captures: Sequence[Capture],
+        *,
+        tables: str = "",
+        beside: bool = False,
+    ) -> list[int]:
         """Capture the named sizes again, and put the new graphs in force; return the sizes.
 
-        Runs at a safe point, while the server has no requests. `tables` names the tables in force;
-        the sets are kept under that name.
+        Runs at a safe point.
+
+        Parameters
+        ----------
+        tables
+            Names the tables in force; the sets are kept under that name.
+        beside
+            Whether requests may be under way.
 
         Raises
         ------
         Refused
-            ``runner-unknown``, ``no-graphs``, ``server-busy``, ``graph-memory``, or
-            ``capture-failed``; the old graphs stay in force.
+            ``runner-unknown``, ``no-graphs``, ``server-busy``, ``needs-idle-server``,
+            ``graph-memory``, or ``capture-failed``; the old graphs stay in force.
         """
         way = self.way(worker)
         if way != "on":
             raise Refused(way, detail="the graphs of this server cannot be captured again")
         if not is_idle(worker):
-            raise Refused("server-busy", detail="requests are under way")
+            if not beside:
+                raise Refused("server-busy", detail="requests are under way")
+            why = _needs_idle(worker)
+            if why:
+                raise Refused("needs-idle-server", detail=why)
         with _device_of(worker):  # an idle server is captured on another thread than its own
             return self._captured(worker, captures, tables=tables)
 
@@ -204,6 +221,25 @@ def is_idle(worker: Any) -> bool:  # noqa: ANN401 - the server's
     return not getattr(runner, "requests", {})
 
 
+def _needs_idle(worker: Any) -> str:  # noqa: ANN401
+    """Return why this server's graphs cannot be captured beside requests; empty if they can.
+
+    A capture runs the model on made-up inputs. Both runners make the inputs of each step anew from
+    the state of its requests, which a capture leaves alone; its keys and values go to block 0, or
+    nowhere (benchmarks/results/graphs_beside_requests_h200.json). What is not measured is refused.
+    """
+    runner = worker.model_runner
+    if getattr(runner, "lora_config", None) is not None:
+        return "a capture puts made-up adapters in the place of loaded ones"
+    config = getattr(runner, "vllm_config", None)
+    if getattr(config, "kv_transfer_config", None) is not None:
+        return "keys and values may be under way to another server"
+    groups = getattr(getattr(runner, "kv_cache_config", None), "kv_cache_groups", ())
+    if any("Mamba" in type(each.kv_cache_spec).__name__ for each in groups):
+        return "a capture writes states of state-space layers, which was not measured"
+    return ""
+
+
 def _check_memory() -> None:
     torch = sys.modules["torch"]
     torch.cuda.empty_cache()
@@ -249,11 +285,22 @@ def _capture_v2(worker: Any, size: int) -> None:  # noqa: ANN401
     }
     manager._capture_descs = {mode: own for mode, own in narrowed.items() if own}
     captured = manager._graphs_captured
+    _zero_block_tables(runner)
     try:
         with torch.inference_mode(), _capturing_enabled():
             runner.capture_model()
     finally:
         manager._capture_descs, manager._graphs_captured = descriptors, captured
+
+
+def _zero_block_tables(runner: Any) -> None:  # noqa: ANN401
+    """Point made-up inputs at block 0, which no request has.
+
+    A capture would read the blocks of the last step here. State-space layers write their states
+    there, which belong to a request or a cached prefix. Each step gathers its own blocks.
+    """
+    for table in getattr(getattr(runner, "block_tables", None), "input_block_tables", ()):
+        table.zero_()
 
 
 def _capture_v1(worker: Any, size: int) -> None:  # noqa: ANN401

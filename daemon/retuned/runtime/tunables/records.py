@@ -19,7 +19,9 @@ MAX_RULES = 64
 MAX_TEXT_BYTES = 32 << 10
 MAX_CAPTURES = 64
 MAX_INT = 2**53
-_FIELDS = frozenset({"format", "tunable", "family", "source", "rules", "captures", "before"})
+_FIELDS = frozenset(
+    ("format", "tunable", "family", "source", "rules", "captures", "capture_after_s", "before")
+)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 _AXIS = re.compile(r"[a-z_]{1,32}\Z")
 
@@ -62,6 +64,8 @@ class Table:
     before: str | None
     """Digest of the table that it replaces; None is the original."""
     digest: str
+    capture_after_s: int | None = None
+    """How long captures wait for a moment without requests, seconds; None: without end."""
 
     def choose(self, axes: Axes) -> Config | None:
         """Return the configuration of the first rule that matches; None without one."""
@@ -124,12 +128,16 @@ def parse_table(body: Mapping[str, Any], *, text: str) -> Table:
     before = body.get("before")
     if before is not None and not (isinstance(before, str) and _DIGEST.match(before)):
         raise _invalid("'before' is neither a digest nor null")
+    after_s = body.get("capture_after_s")
+    if after_s is not None and not _is_number(after_s):
+        raise _invalid("'capture_after_s' is neither a number nor null")
     return Table(
         tunable=str(names["tunable"]),
         family=str(names["family"]),
         source=str(names["source"]),
         rules=tuple(_rule(each) for each in _list(body, "rules", most=MAX_RULES)),
         captures=tuple(_capture(each) for each in _list(body, "captures", most=MAX_CAPTURES)),
+        capture_after_s=after_s,
         before=before,
         digest=digest_of_text(text),
     )

@@ -238,6 +238,7 @@ class Tunables:
             **held,
             "detail": "",
             "reach": self.captures.reach(tunable) if tunable is not None else "all",
+            "awaited": [] if tunable is None else self.captures.awaited(tunable),
             "bypassed": tunable is not None and tunable.bypassed,
             "checks": checks,
         }
@@ -480,13 +481,12 @@ class Tunables:
         return result
 
     def housekeeping(self) -> None:
-        """Capture at an idle moment what a table asks for and graphs do not have yet."""
+        """Capture what a table asks for and graphs do not have yet, where the moment allows it."""
         self.captures.align()
         self.steps.log.settle()
         for tunable in self.registry:
             self._warm_later(tunable)
-            if self.steps.idle() and self.captures.missing(tunable):
-                self.captures.capture(tunable)
+            self.captures.complete(tunable)
 
     def _warm_later(self, tunable: Tunable) -> None:
         """Compile rules whose sizes were launched since their table came into force."""

@@ -7,6 +7,7 @@ import logging
 import math
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -153,6 +154,8 @@ class Tunable:
         self.space, self.check, self.warm = dict(space), check, warm
         self.table: Table | None = None
         """In force."""
+        self.since_s = 0.0
+        """When the table came into force, seconds of the monotonic clock."""
         self.checks: TableChecks | None = None
         """Compares launches under the table with the server's choice."""
         self.written: frozenset[str] | None = None
@@ -252,7 +255,7 @@ class Tunable:
         self.cold, self.uncaptured, self.failed = tuple(cold), {}, ()
         self.tripped, self.bypassed = "", False
         self.checks = None if table is None or rates is None else self._checks_of(table, rates)
-        self.table = table
+        self.table, self.since_s = table, time.monotonic()
 
     def _checks_of(self, table: Table, rates: CheckRates) -> TableChecks:
         def stands() -> bool:

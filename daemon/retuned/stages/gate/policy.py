@@ -220,6 +220,7 @@ _ADDED = (
     "liveProof.whenNotSwitchable",
     "liveProof.windows",
     "pauses",
+    "pauses.recaptureAfter",
     "rollout.canary.lease",
     "rollout.canary.orphan",
     "rollout.canary.shadowFirst",

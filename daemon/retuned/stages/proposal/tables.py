@@ -24,6 +24,7 @@ from retuned.runtime.tunables.records import (
     parse_table,
 )
 from retuned.runtime.tuned_files.strict import json_object
+from retuned.stages.gate.limits import Pauses
 from retuned.stages.hypothesis import TABLE_STRUCTURE
 from retuned.stages.proposal.propose import Refusal, RefusalReason
 
@@ -151,7 +152,7 @@ def table_of(
     launched: Launched,
     in_force: Sequence[Rule],
     before: Digest | None,
-    recapture: bool,
+    pauses: Pauses | None,
 ) -> TableText | Refusal:
     """Return the text that a win puts in force, or why it has none.
 
@@ -167,8 +168,8 @@ def table_of(
         What the server launches now.
     in_force, before
         Rules of the table in force and its digest; none and None for the server's own choice.
-    recapture
-        Whether the policy allows captures of graphs.
+    pauses
+        What the policy says about captures of graphs; None allows none.
     """
     if launched.source != measured_source:
         detail = f"{launched.module} has another source than was measured"
@@ -184,15 +185,17 @@ def table_of(
     if len(rules) > MAX_RULES:
         detail = f"{len(rules)} rules, with those in force, are more than {MAX_RULES}"
         return Refusal(reason=RefusalReason.NOT_A_TABLE, detail=detail)
-    body = {
+    body: dict[str, Any] = {
         "format": _FORMAT,
         "tunable": definition,
         "family": launched.family,
         "source": measured_source,
         "rules": rules,
-        "captures": captures_of(launched, rules) if recapture else [],
+        "captures": captures_of(launched, rules) if pauses and pauses.recapture else [],
         "before": before,
     }
+    if body["captures"] and pauses is not None and pauses.recapture_after is not None:
+        body["capture_after_s"] = round(pauses.recapture_after.total_seconds())
     try:
         text = canonical(body)
         parse_table(body, text=text)
