@@ -33,7 +33,6 @@ NOTES = {"apiVersion", "kind", "metadata.labels", "metadata.annotations"}
 DAEMON = Path(__file__).resolve().parents[2] / "daemon" / "retuned"
 READERS = (
     *(DAEMON / "control").glob("*.py"),
-    DAEMON / "stages" / "proposal" / "tables.py",
     DAEMON / "stages" / "watch" / "own_overhead.py",
     DAEMON / "stages" / "watch" / "proof" / "service_level.py",
     DAEMON / "standalone" / "proofs" / "sentinel.py",
@@ -51,8 +50,8 @@ CONDITIONAL = {
     "spec.pauses.experiments": "limits.pauses.experiments",
     "spec.pauses.longestMs": "limits.pauses.longest_ms",
     "spec.pauses.maxShare": "limits.pauses.max_share",
-    "spec.pauses.recapture": "pauses.recapture",
-    "spec.pauses.recaptureAfter": "pauses.recapture_after",
+    "spec.pauses.recapture": "limits.pauses.recapture",
+    "spec.pauses.recaptureAfter": "limits.pauses.recapture_after",
     "spec.rollout.analysis.metrics.max": "judge(metric",
     "spec.rollout.analysis.metrics.minSamples": "judge(metric",
     "spec.rollout.minInterval": "rule.min_interval",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,7 +13,6 @@ import pytest
 from retuned.contract import Digest, Guard, Solution, SourceFile, TrustClass
 from retuned.errors import CandidateError
 from retuned.runtime.tunables.records import MAX_RULES, digest_of_text, parse_table
-from retuned.stages.gate.limits import Pauses
 from retuned.stages.proposal import (
     Refusal,
     RefusalReason,
@@ -62,7 +62,7 @@ def made(
         "launched": Server(),
         "in_force": (),
         "before": None,
-        "pauses": None,
+        "recapture": False,
     }
     return table_of(solution or won(), guard or Guard(), **facts | changes)
 
@@ -90,15 +90,13 @@ def test_the_rules_of_a_win_come_before_those_in_force_and_the_runtime_reads_the
 
 def test_graphs_are_captured_again_only_where_the_policy_allows_it() -> None:
     assert json.loads(text_of(made()))["captures"] == []
-    assert json.loads(text_of(made(pauses=Pauses(recapture=False))))["captures"] == []
-    text = json.loads(text_of(made(pauses=Pauses())))
+    text = json.loads(text_of(made(recapture=True)))
     assert [each["size"] for each in text["captures"]] == [60, 64]
     assert "capture_after_s" not in text
 
 
 def test_a_table_says_how_long_captures_wait_for_a_moment_without_requests() -> None:
-    pauses = Pauses.model_validate({"recaptureAfter": "90s"})
-    text = text_of(made(pauses=pauses))
+    text = text_of(made(recapture=True, recapture_after=timedelta(seconds=90)))
     assert parse_table(json.loads(text), text=text).capture_after_s == 90
 
 

@@ -89,6 +89,7 @@ def _table(
         return str(RefusalReason.NOT_A_TABLE)
     if before is not None and before.solution == win.table.digest:
         return str(RefusalReason.ALREADY_LIVE)
+    pauses = limits_of(chosen.policy).pauses if chosen is not None else None
     table = table_of(
         win.table,
         proposal.guard,
@@ -97,6 +98,7 @@ def _table(
         launched=launched,
         in_force=rules_in(before.text) if before is not None else (),
         before=entry.digest if entry is not None else None,
-        pauses=limits_of(chosen.policy).pauses if chosen is not None else None,
+        recapture=pauses is not None and pauses.recapture,
+        recapture_after=pauses.recapture_after if pauses is not None else None,
     )
     return str(table.reason) if isinstance(table, Refusal) else table

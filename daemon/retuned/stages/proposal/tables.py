@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Protocol
 
 from retuned.contract import Digest, Guard, Language, Solution, SourceFile, TrustClass
@@ -24,7 +25,6 @@ from retuned.runtime.tunables.records import (
     parse_table,
 )
 from retuned.runtime.tuned_files.strict import json_object
-from retuned.stages.gate.limits import Pauses
 from retuned.stages.hypothesis import TABLE_STRUCTURE
 from retuned.stages.proposal.propose import Refusal, RefusalReason
 
@@ -152,7 +152,8 @@ def table_of(
     launched: Launched,
     in_force: Sequence[Rule],
     before: Digest | None,
-    pauses: Pauses | None,
+    recapture: bool,
+    recapture_after: timedelta | None = None,
 ) -> TableText | Refusal:
     """Return the text that a win puts in force, or why it has none.
 
@@ -168,8 +169,10 @@ def table_of(
         What the server launches now.
     in_force, before
         Rules of the table in force and its digest; none and None for the server's own choice.
-    pauses
-        What the policy says about captures of graphs; None allows none.
+    recapture
+        Whether the policy allows captures of graphs.
+    recapture_after
+        How long they wait for a moment without requests; None is without end.
     """
     if launched.source != measured_source:
         detail = f"{launched.module} has another source than was measured"
@@ -191,11 +194,11 @@ def table_of(
         "family": launched.family,
         "source": measured_source,
         "rules": rules,
-        "captures": captures_of(launched, rules) if pauses and pauses.recapture else [],
+        "captures": captures_of(launched, rules) if recapture else [],
         "before": before,
     }
-    if body["captures"] and pauses is not None and pauses.recapture_after is not None:
-        body["capture_after_s"] = round(pauses.recapture_after.total_seconds())
+    if body["captures"] and recapture_after is not None:
+        body["capture_after_s"] = round(recapture_after.total_seconds())
     try:
         text = canonical(body)
         parse_table(body, text=text)

@@ -286,7 +286,8 @@ def with_table(ctx: Context, proposal: Proposal, solution: Solution) -> FileChan
         launched=having[0].tunables[proposal.definition],
         in_force=_rules_in_force(ctx, proposal.definition),
         before=str(stored.body["digest"]) if stored is not None else None,
-        pauses=limits.pauses if limits is not None else None,
+        recapture=limits is not None and limits.pauses.recapture,
+        recapture_after=limits.pauses.recapture_after if limits is not None else None,
     )
     if isinstance(table, Refusal):
         return table
