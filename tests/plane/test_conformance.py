@@ -282,13 +282,13 @@ class TestOurKinds:
     ) -> None:
         body = ours(server, examples.a_target())
         body["spec"] = body["spec"] | {field: value}
-        with pytest.raises(Invalid, match=rf"spec\.{field}"):
+        with raises_naming(Invalid, f"spec.{field}"):
             server.api.create(TARGETS, body)
 
     def test_with_a_field_that_nobody_knows_are_refused(self, server: Server) -> None:
         body = ours(server, examples.a_target())
         body["spec"] = body["spec"] | {"contaimer": "server"}
-        with pytest.raises(Invalid, match=r"unknown field \"spec\.contaimer\""):
+        with raises_naming(Invalid, "spec.contaimer"):
             server.api.create(TARGETS, body)
 
     def test_never_change_a_decision(self, server: Server) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.expect import raises_naming
 
 from retuned.runtime.artifacts.compile_budget import SHARE, CompileBudget
 
@@ -57,7 +58,7 @@ def test_a_compiler_that_fails_has_taken_its_time() -> None:
         clock.now_s += 1.0
         raise OSError("no room")
 
-    with pytest.raises(OSError, match="no room"):
+    with raises_naming(OSError, "no room"):
         compiling.do(fails, waiting=1)
     compiling.do(fails, waiting=1)
     assert compiling.state() == {"compiles": 0, "compile_s": 1.0, "longest_s": 1.0, "put_off": 1}

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.expect import raises_naming
 from tests.node.test_own_overhead import Measured
 from tests.sidecar.sidecar_world import FIRST, PodWorld, back, swap
 
@@ -108,7 +109,7 @@ def test_a_pod_that_is_not_asked_measures_nothing(world: Pod) -> None:
 def test_a_pod_whose_target_is_gone_is_asked_no_more(world: Pod) -> None:
     world.ask(ASKED)
     world.operator.selected = False
-    with pytest.raises(Exception, match="no-target"):
+    with raises_naming(Exception, "no-target"):
         world.sidecar.listen(wait_s=0.0)
     due(world)
     assert last_of(world.ctx.store) is None

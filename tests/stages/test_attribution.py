@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.expect import raises_naming
 
 from retuned.stages.drift import DriftAction, DriftCode, DriftReason, DriftReport, attributed
 from retuned.stages.watch.attribution import (
@@ -102,7 +102,7 @@ def test_one_unknown_keeps_the_alarm_from_clearing_swaps() -> None:
 
 def test_results_come_in_the_order_of_the_suspects() -> None:
     begun = state("gemm", "rope")
-    with pytest.raises(ValueError, match="p-rope is not the swap that is tried now"):
+    with raises_naming(ValueError, "p-rope"):
         begun.after(result(begun.suspects[1], Verdict.HELPS))
 
 

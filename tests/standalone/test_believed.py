@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
+from tests.expect import raises_naming
 from tests.standalone.local_world import ENVIRONMENT, KERNEL, LOST, WINNER, WON, World
 from tests.standalone.test_beliefs import belief, conclude
 
@@ -105,6 +105,6 @@ def test_the_lab_is_told_what_is_believed(world: World, tmp_path: Path) -> None:
     )
     lab.stop()
     plan = coming(ctx)
-    with pytest.raises(Exception, match="stopped"):
+    with raises_naming(Exception, "stopped"):
         next(iter(lab.run(plan, known={})))
     assert asked == ["coming"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.expect import raises_code
+from tests.expect import raises_code, raises_naming
 
 from retuned import catalog
 from retuned.catalog.user import load_definition
@@ -49,7 +49,7 @@ def test_the_daemon_does_not_start_with_a_definition_it_cannot_use(tmp_path: Pat
     for source in EXAMPLE.iterdir():
         (tmp_path / source.name).write_text(source.read_text())
     taken.write_text(text)
-    with pytest.raises(UsageError, match="the catalog has this name"):
+    with raises_naming(UsageError, "rmsnorm_h1024"):
         assembly.build(Settings(state_dir=tmp_path / "b", definition_files=(taken,)))
 
 

@@ -111,12 +111,12 @@ def test_a_state_folder_that_cannot_be_used_is_a_clear_refusal(
         folder.write_text("not a folder")
     else:
         (folder / "daemon.lock").mkdir(parents=True)
-    with pytest.raises(UsageError, match="cannot keep state here"), only_one(folder):
+    with raises_naming(UsageError, str(folder)), only_one(folder):
         pytest.fail("it must not run")
 
 
 def test_a_fault_of_the_daemon_itself_is_not_blamed_on_the_folder(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="disk full"), only_one(tmp_path):
+    with raises_naming(OSError, "disk full"), only_one(tmp_path):
         raise OSError("disk full")
 
 
@@ -127,7 +127,7 @@ def test_a_second_daemon_is_told_who_holds_the_state(tmp_path: Path) -> None:
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(TemporaryError, match=f"pid {holder.pid}") as caught, only_one(tmp_path):
+        with raises_naming(TemporaryError, f"pid {holder.pid}") as caught, only_one(tmp_path):
             pytest.fail("it must not run")
         assert (caught.value.exit_code, caught.value.code) == (5, "state-busy")
         assert daemon_runs(tmp_path)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from tests.expect import raises_naming
 from tests.standalone.file_server import PRODUCT
 from tests.standalone.file_world import FileWorld, Server
 from tests.standalone.test_configured_loop import ask_back
@@ -156,5 +157,5 @@ def test_where_no_lab_has_the_library_a_table_is_left_and_said(tmp_path: Path) -
 
 
 def test_no_toolchain_of_ours_takes_a_row_for_code() -> None:
-    with pytest.raises(UsageError, match="cannot be measured by this version"):
+    with raises_naming(UsageError, "library"):
         toolchain_for(Language.LIBRARY)

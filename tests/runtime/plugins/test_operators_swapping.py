@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.expect import raises_naming
 
 ROWS, WIDTH = 5, 16
 WEIGHT = torch.rand(WIDTH, generator=torch.Generator().manual_seed(3)) + 0.5
@@ -127,7 +128,7 @@ def test_a_wrong_variant_is_found_and_the_launch_is_right_all_the_same(
 
 def test_a_wrong_variant_does_not_pass_the_self_check(server: Any, bindings: Any) -> None:
     definition, _ = ready(server, bindings, NORM)
-    with pytest.raises(Exception, match="self-check-failed"):
+    with raises_naming(Exception, "self-check-failed"):
         server.swap(definition, fault=1)
 
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.expect import raises_naming
 
 from retuned.runtime.core.slots import Slot
 from retuned.runtime.steps.launch_times import EVERY_S, MOST_KEYS, MOST_SAMPLES, LaunchTimes
@@ -137,7 +138,7 @@ def test_an_error_of_a_launch_is_the_servers(bench: Bench) -> None:
     bench.times.forget()
     bench.times.follow(bench.slot)
     bench.log.arm = "on"
-    with pytest.raises(ValueError, match="the kernel's"):
+    with raises_naming(ValueError, "the kernel's"):
         bench.slot(SimpleNamespace(shape=(4,)))
     assert bench.rows() == [("on", (4,), 1, [])]
 

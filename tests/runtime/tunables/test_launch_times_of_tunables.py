@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.expect import raises_naming
 from tests.runtime.steps.test_launch_times import Played
 from tests.runtime.tunables.test_moe_in_place import Server
 from tests.runtime.tunables.test_tables import tunable
@@ -81,7 +82,7 @@ def test_a_launch_that_raises_is_not_timed(device: Played) -> None:
     axes = dict.fromkeys(kernel.axes, 100)
     sized = kernel.sized(axes)
     kernel.choose(axes, sized)
-    with pytest.raises(RuntimeError, match="the server's own error"):
+    with raises_naming(RuntimeError, "the server's own error"):
         timed(sized, fail, in_capture=False)
     assert counts(kernel) == (DUE[0], 0, 0.0, 0)
 

@@ -433,7 +433,7 @@ def test_an_unsigned_change_is_refused_where_signatures_are_needed_and_a_way_bac
 def test_an_order_is_checked_field_by_field(
     module: Any, folder: Path, fields: dict[str, Any], says: str
 ) -> None:
-    with pytest.raises(Refused, match=f"order-invalid: '{says}'"):
+    with raises_code(Refused, "order-invalid", f"'{says}'"):
         files().prepare(order(moe_change(None), **fields))
 
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 
 import pytest
+from tests.expect import raises_naming
 from tests.stages.watch_proof.blocks import (
     SHORT,
     Make,
@@ -454,7 +455,7 @@ def test_a_restart_of_the_daemon_makes_the_running_pair_void() -> None:
     run = after_pilot()
     state = next_pair(run.state, run.coin)
     restored = ProofState.model_validate_json(state.model_dump_json())
-    with pytest.raises(ValueError, match="not the planned one"):
+    with raises_naming(ValueError, "pair 0"):
         step(restored, PairAbandoned(0, at_s=90.0))
     restored = step(restored, PairAbandoned(planned(restored).number, at_s=90.0))
     assert restored.plan is None

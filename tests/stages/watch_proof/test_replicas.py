@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 from benchmarks.live_proof_replicas_sim import ENVIRONMENT, Fleet, SimulatedFleet, run_boots
+from tests.expect import raises_naming
 
 from retuned.contract import Digest
 from retuned.stages.watch.proof import (
@@ -147,7 +148,7 @@ def test_shams_come_first_hold_the_original_and_show_the_spread() -> None:
 
 def test_the_plan_is_there_before_the_boots() -> None:
     trial = Trial()
-    with pytest.raises(ValueError, match="not open"):
+    with raises_naming(ValueError, "pair 0"):
         step_replicas(trial.state, BootsAbandoned(0, at_s=1.0))
 
 
@@ -277,10 +278,10 @@ def test_a_boot_counts_once() -> None:
     trial.state = step_replicas(trial.state, event)
     trial.assign()
     again = BootsMeasured(trial.state.open[-1].number, event.first, event.second, at_s=9.0)
-    with pytest.raises(ValueError, match="counts already"):
+    with raises_naming(ValueError, f"pair {trial.state.open[-1].number}"):
         step_replicas(trial.state, again)
     same = event.second.model_copy(update={"boot": "x", "replica": "pod-a"})
-    with pytest.raises(ValueError, match="reports a boot of"):
+    with raises_naming(ValueError, "pod-a"):
         step_replicas(trial.state, BootsMeasured(again.number, event.first, same, at_s=9.0))
 
 
@@ -301,7 +302,7 @@ def test_pairs_run_side_by_side_and_no_replica_in_two() -> None:
         trial.assign("pod-20", "pod-21")
     trial.state = step_replicas(trial.state, BootsAbandoned(2, at_s=5.0))
     for names in (("pod-0", "pod-30"), ("pod-30", "pod-30")):
-        with pytest.raises(ValueError, match="not two free ones"):
+        with raises_naming(ValueError, *names):
             trial.assign(*names)
     trial.assign("pod-2", "pod-12")
 
@@ -329,7 +330,7 @@ def test_a_refused_report_leaves_the_state() -> None:
     wrong = event.first.model_copy(
         update={"sums": event.first.sums.model_copy(update={"seconds": float("nan")})}
     )
-    with pytest.raises(ValueError, match="times that no window"):
+    with raises_naming(ValueError, event.first.boot):
         step_replicas(trial.state, BootsMeasured(event.number, wrong, event.second, at_s=1.0))
     assert wanted_pairs(trial.state) == 3
 
