@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from retuned.contract import Digest, Guard, TrustClass, Workload
 from retuned.stages.experiment import ExperimentPlan
+from retuned.stages.hypothesis import Hypothesis
 from retuned.stages.proposal import (
     Proposal,
     ProposalLimits,
@@ -19,6 +20,7 @@ from retuned.stages.proposal import (
     Risk,
     covered_share,
     propose,
+    share_in,
 )
 from retuned.stages.verdict import Interval, Reason, ShapeResult, Status, Verdict
 
@@ -213,3 +215,33 @@ def test_shapes_outside_the_guard_save_nothing() -> None:
     assert isinstance(everywhere, Proposal)
     assert isinstance(half, Proposal)
     assert half.expected_saving == pytest.approx(everywhere.expected_saving / 2)
+
+
+def believed(*, share: float, whole_us: float) -> Hypothesis:
+    return Hypothesis(
+        id="h",
+        definition="tunable:a",
+        workloads=(Workload(definition="tunable:a", axes={"M": 64}, weight=1000.0),),
+        share=share,
+        expected_gain_ratio=1.2,
+        expected_saving=share / 6,
+        because="-",
+        whole_us=whole_us,
+    )
+
+
+@pytest.mark.parametrize(
+    ("share", "whole_us", "expected"),
+    [
+        (0.1, 0.0, 0.1),  # measured in the server
+        (0.1, 8e5, 0.25),  # 1,000 launches of 200 us in 0.8 s of work
+        (0.4, 8e5, 0.4),  # slower in place than in the experiment
+        (0.1, 1e3, 1.0),  # never more than the whole
+    ],
+)
+def test_time_that_the_server_does_not_see_is_that_of_the_experiment(
+    share: float, whole_us: float, expected: float
+) -> None:
+    verdict = win(shapes=(shape(64, weight=1000.0, us=200.0),))
+    assert share_in(believed(share=share, whole_us=whole_us), verdict) == pytest.approx(expected)
+    assert share_in(None, verdict) == 0.0

@@ -127,7 +127,7 @@ def test_a_second_daemon_is_told_who_holds_the_state(tmp_path: Path) -> None:
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with raises_naming(TemporaryError, f"pid {holder.pid}") as caught, only_one(tmp_path):
+        with pytest.raises(TemporaryError, match=f"pid {holder.pid}") as caught, only_one(tmp_path):
             pytest.fail("it must not run")
         assert (caught.value.exit_code, caught.value.code) == (5, "state-busy")
         assert daemon_runs(tmp_path)

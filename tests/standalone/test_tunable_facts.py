@@ -113,6 +113,24 @@ def test_replays_of_experts_take_what_reading_their_weights_takes() -> None:
     assert used.time_us == 48 * 400.0
 
 
+def test_a_size_that_was_captured_in_two_graphs_counts_as_steps_without_a_graph_do() -> None:
+    """A server captures a size in pieces and whole; a step replays one of the two."""
+    graph = asked(0, 96, captured=96, sizes=[248, 256]) | {"axes": {"tokens": 256}}
+
+    def eager(launches: int) -> dict[str, Any]:
+        return asked(0, launches) | {"axes": {"tokens": 1024}}
+
+    def experts(launches: int, **steps: Any) -> TunableProcess:
+        return process(report(graph, eager(launches), family="moe"), **steps)
+
+    before = experts(240, sizes={"256": [10, 0], "1024": [10, 0]})
+    now = experts(240 + 40 * 24, sizes={"256": [110, 90], "1024": [50, 0]})
+    captured, other = used_classes(NAME, before, now)
+    assert (captured.launches, other.launches) == (100 * 24, 40 * 24)
+    few = experts(240 + 5 * 24, sizes={"256": [110, 90], "1024": [15, 0]})
+    assert used_classes(NAME, before, few)[0].launches == 100 * 48, "too few steps to tell"
+
+
 @pytest.mark.parametrize(
     "wrong", [{"E": 0}, {"top_k": 513}, {"top_k": "8"}, {"N": -1}, {"K": 1 << 40}, {"E": None}]
 )

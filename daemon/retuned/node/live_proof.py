@@ -374,6 +374,8 @@ class ProofRunner:
         it begins without them, because a server that is never without requests captures none.
         """
         most_s = _GRAPHS_SHARE * state.settings.max_duration_s
+        if not state.planned and self._slot_at_rest().awaits_graphs:
+            log.info("%s: the live proof waits for graphs", self._order.definition)
         while not state.planned and self._slot_at_rest().awaits_graphs and not stop.is_set():
             if self._at_s() - state.began_s >= most_s:
                 log.warning(

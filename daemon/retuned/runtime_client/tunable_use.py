@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 
 from retuned.runtime.tunables.records import canonical
-from retuned.runtime_client.tunables import SizeClassReport, TunableProcess, TunableReport
+from retuned.runtime_client.tunables import (
+    SizeClassReport,
+    StepCounts,
+    TunableProcess,
+    TunableReport,
+)
 from retuned.stages.hypothesis import UsedClass
 
 Gain = Callable[[TunableReport, SizeClassReport], float]
+_LEAST_STEPS = 8
+"""Fewest steps from which launches of a step are known."""
 _LONGEST = 1 << 20
 """Largest length of a geometry that is believed."""
 _FASTEST_BYTES_PER_S = 8e12
@@ -25,9 +33,10 @@ def used_classes(
     """Return what the launches between two reports of one process took, by size class.
 
     Launches are more than were counted where the runtime counts in a share of the time only. It
-    does not count replays of graphs: they follow from the steps of that size, with as
-    many launches each as were captured. Their time is that of eager launches of the same class, or
-    the time in which the fastest memory would deliver the keys and values.
+    does not count replays of graphs: they follow from the steps of that size. A step has as many
+    launches as steps of sizes without a graph, or as were captured: some sizes have two graphs.
+    Their time is that of eager launches of the same class, or the time in which the fastest memory
+    would deliver what they read.
 
     Parameters
     ----------
@@ -38,10 +47,12 @@ def used_classes(
     old = before.tunables.get(definition)
     counted = {canonical(each.axes): each for each in old.asked} if old is not None else {}
     found, scale = [], now.counted.scale_since(before.counted)
+    each_step = _launches_a_step(report, old, before.steps, now.steps, scale=scale)
     for each in report.asked:
         was = counted.get(canonical(each.axes))
         eager = each.launches - each.captured - (was.launches - was.captured if was else 0)
-        launches = max(0.0, scale * eager + _replays(each, before, now))
+        replays = _replays(each, before.steps, now.steps, each_step=each_step)
+        launches = max(0.0, scale * eager + replays)
         mean_us = each.timed_us / each.timed if each.timed else 0.0
         if report.family == "attention" and each.captured:
             sequences = each.axes.get("sequences", 0)
@@ -63,17 +74,53 @@ def used_classes(
     return found
 
 
-def _replays(asked: SizeClassReport, before: TunableProcess, now: TunableProcess) -> float:
+def _launches_a_step(
+    report: TunableReport,
+    old: TunableReport | None,
+    before: StepCounts,
+    now: StepCounts,
+    *,
+    scale: float,
+) -> float | None:
+    """Return how many launches a step has, from steps of sizes that no graph has; None without."""
+    since = {canonical(each.axes): each.launches for each in old.asked} if old is not None else {}
+    in_graphs = {_size_of(each) for each in report.asked if each.captured}
+    launches: dict[int, float] = defaultdict(float)
+    for each in report.asked:
+        size = _size_of(each)
+        if size is not None and size not in in_graphs:
+            launches[size] += scale * (each.launches - since.get(canonical(each.axes), 0))
+    steps = {size: _steps_since(before, now, size=size)[0] for size in launches}
+    known = [size for size, count in steps.items() if count > 0]
+    count = sum(steps[size] for size in known)
+    if count < _LEAST_STEPS:
+        return None
+    return sum(launches[size] for size in known) / count
+
+
+def _size_of(asked: SizeClassReport) -> int | None:
+    """Return the upper end of the batch sizes of a class, in tokens."""
+    return asked.axes.get("rows", asked.axes.get("tokens"))
+
+
+def _steps_since(before: StepCounts, now: StepCounts, *, size: int) -> tuple[int, int]:
+    """Return the steps of a size between two reports, and those of decode alone."""
+    every, decode = now.sizes.get(str(size), (0, 0))
+    every_before, decode_before = before.sizes.get(str(size), (0, 0))
+    return every - every_before, decode - decode_before
+
+
+def _replays(
+    asked: SizeClassReport, before: StepCounts, now: StepCounts, *, each_step: float | None
+) -> float:
     """Estimate the launches in replays of graphs that were captured in a size class."""
-    size = asked.axes.get("rows", asked.axes.get("tokens"))
+    size = _size_of(asked)
     if not asked.captured or not asked.sizes or size is None:
         return 0.0
-    since = before.steps.sizes.get(str(size), (0, 0))
-    every, decode = (
-        a - b for a, b in zip(now.steps.sizes.get(str(size), (0, 0)), since, strict=True)
-    )
+    every, decode = _steps_since(before, now, size=size)
     steps = {None: every, 0: every - decode}.get(asked.axes.get("decode"), decode)
-    return max(0, steps) * asked.captured / len(asked.sizes)
+    captured = asked.captured / len(asked.sizes)
+    return max(0, steps) * (captured if each_step is None else min(captured, each_step))
 
 
 def _reading_us(report: TunableReport, process: TunableProcess, *, sequences: int) -> float:

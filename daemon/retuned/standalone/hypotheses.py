@@ -158,10 +158,10 @@ def live_baseline(ctx: Context, definition: str) -> Digest:
     return in_force(ctx.store, definition) or ctx.catalog.incumbent(definition).digest
 
 
-def share_of(ctx: Context, hypothesis: str) -> float:
-    """Share of GPU time that a hypothesis is about; 0 where it is unknown."""
+def belief_of(ctx: Context, hypothesis: str) -> Hypothesis | None:
+    """Return a hypothesis by its id; None if it is not in the store."""
     stored = ctx.store.get(RecordKind.HYPOTHESIS, hypothesis)
-    return float(stored.body["share"]) if stored is not None else 0.0
+    return Hypothesis.model_validate(stored.body) if stored is not None else None
 
 
 def _answered(ctx: Context) -> set[str]:

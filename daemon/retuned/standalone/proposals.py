@@ -32,7 +32,7 @@ from retuned.standalone import evidence
 from retuned.standalone.context import Context, RecordKind
 from retuned.standalone.facts import quarantined
 from retuned.standalone.findings import findings
-from retuned.standalone.hypotheses import live_baseline, share_of
+from retuned.standalone.hypotheses import belief_of, live_baseline
 from retuned.standalone.proofs import server_pace
 from retuned.standalone.records import (
     GOING_BACK,
@@ -103,7 +103,8 @@ def against_the_server(ctx: Context, plan: ExperimentPlan) -> Refusal | None:
     best = best_finding(findings(ctx, plan.id))
     if best is None or best.verdict.speedup is None:
         return None
-    verdict, speedup, share = best.verdict, best.verdict.speedup, share_of(ctx, plan.hypothesis)
+    verdict, speedup = best.verdict, best.verdict.speedup
+    share = proposal_stage.share_in(belief_of(ctx, plan.hypothesis), verdict)
     claim = SwapClaim(
         definition=plan.definition,
         guard=verdict.guard,
@@ -151,7 +152,7 @@ def _weigh(ctx: Context, plan: ExperimentPlan) -> Proposal | Refusal:
     answer = proposal_stage.propose(
         best.verdict,
         plan=plan,
-        share=share_of(ctx, plan.hypothesis),
+        share=proposal_stage.share_in(belief_of(ctx, plan.hypothesis), best.verdict),
         target=ctx.settings.target,
         trust=best.solution.trust,
         first_swap=not was_swapped(ctx.store, plan.definition),

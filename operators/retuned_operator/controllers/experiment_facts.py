@@ -18,7 +18,14 @@ from retuned.control import ExperimentFacts, JobFact, JobState, PolicyFact, Resu
 from retuned.control import jobs as placed
 from retuned.errors import TemporaryError
 from retuned.stages.gate import under
-from retuned.stages.proposal import Proposal, Refusal, RefusalReason, is_tunable, propose
+from retuned.stages.proposal import (
+    Proposal,
+    Refusal,
+    RefusalReason,
+    is_tunable,
+    propose,
+    share_in,
+)
 from retuned_operator.controllers import lessons, objects, tables
 from retuned_operator.controllers.cluster_view import (
     ClusterView,
@@ -394,7 +401,7 @@ def weigh(
     answer = propose(
         win.verdict,
         plan=experiment.spec.stage_plan(),
-        share=world.ledger.share(experiment.spec.hypothesis),
+        share=share_in(world.ledger.belief(experiment.spec.hypothesis), win.verdict),
         target=target.full_name,
         now=now,
         ttl=PROPOSAL_TTL,

@@ -17,6 +17,7 @@ from retuned.stages.proposal import (
     SwapClaim,
     lesson_against,
     saving_of,
+    share_in,
 )
 from retuned_operator.controllers.cluster_view import ClusterView, pods_of
 from retuned_operator.controllers.ports import Ledger, Reports, VerifiedWin
@@ -87,7 +88,10 @@ def against(
         definition=experiment.spec.kernel.name,
         guard=win.verdict.guard,
         artifact=win.verdict.candidate,
-        saving=saving_of(win.verdict, share=world.ledger.share(experiment.spec.hypothesis)),
+        saving=saving_of(
+            win.verdict,
+            share=share_in(world.ledger.belief(experiment.spec.hypothesis), win.verdict),
+        ),
         key=ServerKey(
             environment=target.status.environment or experiment.spec.environment,
             engine=_engine_of(world, target),

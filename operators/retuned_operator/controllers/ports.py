@@ -467,10 +467,6 @@ class Ledger(Protocol):
         """
         ...
 
-    def share(self, hypothesis: str) -> float:
-        """Return the share of GPU time of a hypothesis' kernel; 0 if it is not in the store."""
-        ...
-
     def belief(self, id: str) -> Hypothesis | None:
         """Return a hypothesis; None if it is not in the store."""
         ...

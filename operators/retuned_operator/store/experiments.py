@@ -423,11 +423,6 @@ class StoreLedger:
         apart = [d for each in servers for d in differences(document.environment, each)]
         return EvidenceFault.OTHER_ENVIRONMENT if any(d.decides for d in apart) else None
 
-    def share(self, hypothesis: str) -> float:
-        """Return the share of GPU time of a hypothesis; see `Ledger.share`."""
-        stored = self._store.get(HYPOTHESIS, hypothesis)
-        return float(stored.body["share"]) if stored is not None else 0.0
-
     def belief(self, id: str) -> Hypothesis | None:
         """Return a hypothesis; see `Ledger.belief`."""
         stored = self._store.get(HYPOTHESIS, id)

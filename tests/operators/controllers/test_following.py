@@ -92,7 +92,7 @@ def test_an_operator_killed_between_the_writes_asks_for_the_same_experiment_agai
 
 def test_an_experiment_that_a_person_asked_for_tests_nobodys_belief() -> None:
     cluster = Cluster(OPEN)
-    cluster.wins = False
+    cluster.wins = cluster.ledger.believes = False
     cluster.experiment()
     cluster.until(lambda: answered(cluster) == ["BeliefUnknown"])
     assert len(cluster.experiments()) == 1

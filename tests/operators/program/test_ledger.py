@@ -309,7 +309,7 @@ def test_without_results_nothing_is_proven(tmp_path: Path) -> None:
     assert ledger.results(an_experiment()) == ()
     assert ledger.lost(an_experiment()) == {}
     assert win_of(ledger) is None
-    assert ledger.share("nobody") == 0.0
+    assert ledger.belief("nobody") is None
 
 
 class Counted(SqliteStore):

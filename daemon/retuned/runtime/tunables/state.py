@@ -88,14 +88,9 @@ class SizeClass:
         self.how = ""
         self.detail = ""
 
-    @property
-    def is_due(self) -> bool:
-        """Whether the launch that was counted last is to be timed."""
-        return self.launches % _TIME_EVERY == _TIME_AT
-
     def begin(self) -> Any | None:  # noqa: ANN401 - the device's own
         """Mark the start of the launch that was counted last; None if it is not timed."""
-        return self.timer().begin() if self.is_due else None
+        return self.timer().begin() if self.launches % _TIME_EVERY == _TIME_AT else None
 
     def end(self, begun: Any) -> None:  # noqa: ANN401 - the device's own
         """Take the end of a launch that `begin` has marked; never raises into the server."""

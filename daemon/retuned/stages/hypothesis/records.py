@@ -55,6 +55,10 @@ class Hypothesis(Record):
     If either changes, it is another hypothesis and may be tested again."""
     busy_ratio: float = Field(default=1.0, ge=0.0, le=1.0)
     """Share of the time in which a device computed during the window; savings are shares of it."""
+    whole_us: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    """Time of which `share` is a part, microseconds for each second, over all processes.
+
+    0 where `share` is measured; of a tunable it is an estimate, see `share_in`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -183,6 +183,7 @@ def believe_in_table(
             "structures": (TABLE_STRUCTURE,),
             "world": world,
             "busy_ratio": min(1.0, busy_us / (1e6 * observed_s)) if busy_us else 1.0,
+            "whole_us": total_us / observed_s,
         }
     )
 

@@ -25,6 +25,7 @@ from retuned.stages.proposal.propose import (
     propose,
     propose_again,
     saving_of,
+    share_in,
 )
 from retuned.stages.proposal.tables import (
     TUNABLE,
@@ -70,6 +71,7 @@ __all__ = [
     "rules_in",
     "rules_of",
     "saving_of",
+    "share_in",
     "table_of",
     "variant_of",
     "verified",

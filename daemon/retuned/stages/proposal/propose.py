@@ -16,6 +16,7 @@ from pydantic import AwareDatetime, Field, SerializerFunctionWrapHandler, model_
 
 from retuned.contract import Digest, Guard, Name, Record, TrustClass, digest_of
 from retuned.stages.experiment import ExperimentPlan
+from retuned.stages.hypothesis import Hypothesis
 from retuned.stages.verdict import Interval, Status, Verdict
 
 
@@ -260,6 +261,27 @@ def covered_share(verdict: Verdict) -> float:
     total = sum(s.weight * s.incumbent_us for s in verdict.shapes)
     inside = sum(s.weight * s.incumbent_us for s in verdict.shapes if verdict.guard.allows(s.axes))
     return inside / total if total > 0.0 else 0.0
+
+
+def share_in(hypothesis: Hypothesis | None, verdict: Verdict) -> float:
+    """Return the share of the server's time that the shapes of a win take; 0 without a hypothesis.
+
+    Replays of graphs are not timed in a server, and a hypothesis on a tunable has them with the
+    least time that they may take. The experiment timed a launch of each shape; the longer counts.
+
+    Parameters
+    ----------
+    hypothesis
+        What the experiment was about.
+    verdict
+        Result of the variant that won.
+    """
+    if hypothesis is None:
+        return 0.0
+    if not hypothesis.whole_us:
+        return hypothesis.share
+    measured_us = sum(s.weight * s.incumbent_us for s in verdict.shapes)
+    return min(1.0, max(hypothesis.share, measured_us / hypothesis.whole_us))
 
 
 def saving_of(verdict: Verdict, *, share: float) -> float:
