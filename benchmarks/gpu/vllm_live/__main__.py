@@ -21,6 +21,7 @@ import math
 import os
 import random
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -323,16 +324,22 @@ async def _traffic(show: Show, server: Vllm, daemon: Daemon, toggles: Toggles) -
         await show.part("rollback", lambda: _rollback(daemon, toggles, approved))
     show.results["history"] = await asyncio.to_thread(daemon.json, "history", "--limit", "400")
     show.results["status"] = await asyncio.to_thread(daemon.json, "status")
+    show.results["requests"] = _counted(loads)  # should the time be over before the end
     await show.part("described", lambda: _described(show, drifted, toggles))
     await drifted.stop()
+    show.results["requests"] = _counted(loads)
+    await show.part("after_drift", lambda: _report(toggles))
+
+
+def _counted(loads: Sequence[Load]) -> dict[str, Any]:
+    """Count the requests of chat, the first load, and of what came after it."""
     failed = [error for each in loads for error in each.failed]
-    show.results["requests"] = {
-        "chat": len(chat.done),
+    return {
+        "chat": len(loads[0].done),
         "drifted": sum(len(each.done) for each in loads[1:]),
         "failed": len(failed),
         "errors": failed[:5],
     }
-    await show.part("after_drift", lambda: _report(toggles))
 
 
 async def _verdicts(show: Show, daemon: Daemon, proposals: Collection[str]) -> dict[str, Any]:
@@ -616,6 +623,8 @@ def main() -> int:
         "--experiments", default="", help="GPUs of experiments, such as 0,1; default: the server's"
     )
     options = parser.parse_args()
+    # a limit of time ends the server too, and leaves the results so far
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     options.experiments = options.experiments or options.gpu
     failed = False
     for name in options.cases:
