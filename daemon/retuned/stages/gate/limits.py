@@ -57,7 +57,7 @@ class Experiments(PolicyModel):
 
 
 class Pauses(PolicyModel):
-    """Moments in which the server launches nothing. On one machine only."""
+    """Moments in which the server launches nothing. Those of experiments: on one machine only."""
 
     experiments: bool = False
     """Whether experiments on tunables may use the server's own GPU, in pauses of the server.
