@@ -3,11 +3,11 @@
     python -m benchmarks.gpu.vllm_live.beside MODEL-FOLDER OUT.json [--first-runner]
 
 The engine runs in this process, so that the moment of a capture is known: after some steps of a
-batch that decodes, sizes are captured again, and all keys, values and states in the device's
-memory are compared bit by bit with a copy from before, block 0 left out, which no request has. The
-tokens of the batch are compared with those of the same batch without a capture. A control captures
-without the step that the product takes for state-space layers. `--first-runner` takes vLLM's first
-runner.
+batch that decodes, sizes are captured again, and all keys, values and states in the device's memory
+are compared bit by bit with a copy from before. Servers that the product captures only without
+requests are captured beside requests all the same, to see what changes. The tokens of the batch are
+compared with those of the same batch without a capture. A control captures without the step that
+the product takes for state-space layers. `--first-runner` takes vLLM's first runner.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ def _run(model: Path, found: dict[str, Any], *, first_runner: bool) -> None:
     engine, worker = _engine(model)
     found["start_s"] = round(time.monotonic() - begin_s, 1)
     found["runner"] = f"{type(worker.model_runner).__module__}.{type(worker.model_runner).__name__}"
+    vars(graphs)["_needs_idle"] = lambda _worker: ""
     sets = graphs.GraphSets(Registry())
     found["way"] = sets.way(worker)
     wanted = [Capture(size=size, axes={}) for size in SIZES]
