@@ -68,9 +68,11 @@ def test_usage_is_what_was_launched_between_two_reports() -> None:
 
 
 def test_launches_on_an_idle_stream_are_known_and_take_no_time() -> None:
-    each = process(report(asked(8192, 160, idle=3)))
-    (used,) = together(used_classes(NAME, process(report(asked(8192, 100))), each) * 2)
+    before, now = (process(report(asked(8192, n, idle=i))) for n, i in ((100, 1), (160, 4)))
+    (used,) = together(used_classes(NAME, before, now) * 2)
     assert (used.launches, used.time_us, used.idle) == (120.0, 0.0, 6)
+    graph = process(report(asked(8192, 160, idle=4, captured=2, sizes=[64])))
+    assert used_classes(NAME, before, graph)[0].idle == 0, "a replay does not wait for the host"
 
 
 def test_usage_is_scaled_where_the_runtime_counts_in_a_share_of_the_time() -> None:

@@ -68,7 +68,7 @@ def used_classes(
                 gain_ratio=gain(report, each),
                 ready=each.ready,
                 how=each.how,
-                idle=each.idle,
+                idle=0 if each.captured else each.idle - (was.idle if was else 0),
             )
         )
     return found

@@ -224,16 +224,16 @@ def is_idle(worker: Any) -> bool:  # noqa: ANN401 - the server's
 def _needs_idle(worker: Any) -> str:  # noqa: ANN401
     """Return why this server's graphs cannot be captured beside requests; empty if they can.
 
-    A capture runs the model on made-up inputs. Both runners make the inputs of each step anew from
-    the state of its requests, which a capture leaves alone; its keys and values go to block 0, or
-    nowhere (benchmarks/results/graphs_beside_requests_h200.json). What is not measured is refused.
+    A capture runs the model on dummy inputs. Both runners compute the inputs of each step from the
+    state of its requests, which a capture does not write. In a dense model no key and no value
+    changed (benchmarks/results/graphs_beside_requests_h200.json).
     """
     runner = worker.model_runner
     if getattr(runner, "lora_config", None) is not None:
-        return "a capture puts made-up adapters in the place of loaded ones"
+        return "a capture loads dummy adapters in the place of the loaded ones"
     config = getattr(runner, "vllm_config", None)
     if getattr(config, "kv_transfer_config", None) is not None:
-        return "keys and values may be under way to another server"
+        return "another server may read or write keys and values"
     groups = getattr(getattr(runner, "kv_cache_config", None), "kv_cache_groups", ())
     if any("Mamba" in type(each.kv_cache_spec).__name__ for each in groups):
         return "a capture writes states of state-space layers, which was not measured"
@@ -294,7 +294,7 @@ def _capture_v2(worker: Any, size: int) -> None:  # noqa: ANN401
 
 
 def _zero_block_tables(runner: Any) -> None:  # noqa: ANN401
-    """Point made-up inputs at block 0, which no request has.
+    """Let dummy inputs use block 0, which no request has.
 
     A capture would read the blocks of the last step here. State-space layers write their states
     there, which belong to a request or a cached prefix. Each step gathers its own blocks.

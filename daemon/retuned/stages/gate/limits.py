@@ -75,8 +75,8 @@ class Pauses(PolicyModel):
     """How long these captures wait for a moment without requests.
 
     After it they run beside requests, one size after the other, and each is a pause of the server
-    of 0.03 to 0.9 s (measured). Without it they wait without end, and a server that is never
-    without requests keeps its own choices in its graphs."""
+    (0.03 to 0.9 s for 1.1 B parameters on an H200). Without it they wait without end, and a server
+    that is never without requests keeps its own choices in its graphs."""
 
 
 class EndToEndRule(StrEnum):
