@@ -92,12 +92,14 @@ def test_graphs_are_captured_again_only_where_the_policy_allows_it() -> None:
     assert json.loads(text_of(made()))["captures"] == []
     text = json.loads(text_of(made(recapture=True)))
     assert [each["size"] for each in text["captures"]] == [60, 64]
-    assert "capture_after_s" not in text
+    assert not {"capture_after_s", "capture_share"} & set(text)
 
 
-def test_a_table_says_how_long_captures_wait_for_a_moment_without_requests() -> None:
-    text = text_of(made(recapture=True, recapture_after=timedelta(seconds=90)))
-    assert parse_table(json.loads(text), text=text).capture_after_s == 90
+def test_a_table_says_when_captures_run_beside_requests_and_how_much_time_they_take() -> None:
+    after = timedelta(seconds=90)
+    text = text_of(made(recapture=True, recapture_after=after, capture_share=0.1))
+    table = parse_table(json.loads(text), text=text)
+    assert (table.capture_after_s, table.capture_share) == (90, 0.1)
 
 
 def test_a_server_with_another_source_gets_no_table() -> None:

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.gpu.vllm_live import direct
-from benchmarks.gpu.vllm_live.load import Load, answers, compared, decoding, interval
+from benchmarks.gpu.vllm_live.load import Load, answers, compared, decoding, durations, interval
 from benchmarks.gpu.vllm_live.server import Daemon, Vllm
 from benchmarks.gpu.vllm_live.toggles import Toggles
 
@@ -312,8 +312,12 @@ async def _traffic(show: Show, server: Vllm, daemon: Daemon, toggles: Toggles) -
     if approved:
         if show.options.live_proof:
             if show.case.decode is not None:
-                await show.part("captured_beside", lambda: _captured(toggles, most_s=90.0))
+                await show.part("captured_beside", lambda: _captured_beside(toggles, drifted))
             await show.part("live_proof", lambda: _verdicts(show, daemon, approved))
+            if show.case.decode is not None:
+                show.results["requests_after_captures"] = durations(
+                    drifted.done, after_s=time.monotonic() - 60.0
+                )
         await asyncio.sleep(5.0)
         if show.case.decode is not None:
             await drifted.stop()
@@ -377,6 +381,17 @@ async def _captured(toggles: Toggles, *, most_s: float = 40.0) -> dict[str, Any]
             progress.append((round(changed_s - begin_s, 2), sum(map(len, now))))
         await asyncio.sleep(0.2)
     return {"captured": sizes, "seconds": round(changed_s - begin_s, 2), "progress": progress}
+
+
+async def _captured_beside(toggles: Toggles, load: Load) -> dict[str, Any]:
+    """Wait until nothing more is captured beside requests; say how long requests took meanwhile."""
+    begin_s = time.monotonic()
+    before = durations(load.done, after_s=begin_s - 60.0)
+    found = await _captured(toggles, most_s=150.0)
+    return found | {
+        "requests_before": before,
+        "requests_meanwhile": durations(load.done, after_s=begin_s),
+    }
 
 
 async def _described(show: Show, load: Load, toggles: Toggles) -> None:

@@ -46,6 +46,19 @@ class Done:
     tokens: int
 
 
+def durations(done: Sequence[Done], *, after_s: float) -> dict[str, float]:
+    """Return the number of requests that ended after a time, and how long they took, seconds."""
+    took_s = sorted(each.ended_s - each.sent_s for each in done if each.ended_s >= after_s)
+    if not took_s:
+        return {"requests": 0}
+    return {
+        "requests": len(took_s),
+        "median_s": round(statistics.median(took_s), 3),
+        "p99_s": round(took_s[int(0.99 * (len(took_s) - 1))], 3),
+        "longest_s": round(took_s[-1], 3),
+    }
+
+
 @dataclass(slots=True)
 class Load:
     """Keeps a number of requests under way until it is stopped.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from retuned.api.target import TuningTarget
 from retuned.control.facts import PolicyFact
 from retuned.errors import TemporaryError
-from retuned.stages.gate import limits_of
+from retuned.stages.gate import Pauses, limits_of
 from retuned.stages.hypothesis import NotTried
 from retuned.stages.proposal import (
     Proposal,
@@ -89,7 +89,7 @@ def _table(
         return str(RefusalReason.NOT_A_TABLE)
     if before is not None and before.solution == win.table.digest:
         return str(RefusalReason.ALREADY_LIVE)
-    pauses = limits_of(chosen.policy).pauses if chosen is not None else None
+    pauses = limits_of(chosen.policy).pauses if chosen is not None else Pauses(recapture=False)
     table = table_of(
         win.table,
         proposal.guard,
@@ -98,7 +98,8 @@ def _table(
         launched=launched,
         in_force=rules_in(before.text) if before is not None else (),
         before=entry.digest if entry is not None else None,
-        recapture=pauses is not None and pauses.recapture,
-        recapture_after=pauses.recapture_after if pauses is not None else None,
+        recapture=pauses.recapture,
+        recapture_after=pauses.recapture_after,
+        capture_share=pauses.max_share,
     )
     return str(table.reason) if isinstance(table, Refusal) else table

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.expect import raises_code
 from retuned.runtime.artifacts.trust import Trust
 from retuned.runtime.core.epochs import Fence
 from retuned.runtime.schema import Refused
+from retuned.runtime.tunables import captures
 from retuned.runtime.tunables.records import (
     Capture,
     bucket,
@@ -75,6 +77,10 @@ def test_a_size_lies_in_its_own_class(size: int) -> None:
         {"format": "moe-vllm"},
         {"before": "sha256:short"},
         {"family": ""},
+        {"capture_after_s": "2m"},
+        {"capture_share": 0},
+        {"capture_share": True},
+        {"capture_share": "0.2"},
         {"unknown": 1},
     ],
 )
@@ -276,11 +282,47 @@ def test_a_server_that_is_never_idle_is_captured_beside_requests_where_its_table
     assert awaited(world) == [8, 16], "the time is not over"
     world.back(swapped)
 
-    world.swap(table(name, captures=[8, 16], capture_after_s=0))
+    world.swap(table(name, captures=[8, 16], capture_after_s=0, capture_share=1.0))
     for left in ([16], [], []):
         world.service.housekeeping()
         assert awaited(world) == left, "one size after the other"
     assert world.graphs.held == dict.fromkeys((8, 16), world.alone(name))
+
+
+def test_captures_beside_requests_take_no_more_than_their_share_of_the_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy(world, monkeypatch)
+    now_s = time.monotonic()
+    clock = types.SimpleNamespace(monotonic=lambda: now_s)
+    monkeypatch.setattr(captures, "time", clock)
+
+    def slow(work: Callable[[Any], Any]) -> tuple[Any, float]:
+        nonlocal now_s
+        now_s += 2.0
+        return work(None), 2e6
+
+    sizes = [8, 16, 24]
+    world.swap(table(world.ids[0], captures=sizes, capture_after_s=0, capture_share=0.25))
+    monkeypatch.setattr(world.service.steps, "at_safe_point", slow)
+    begin_s, seen = now_s, []
+    for _ in range(200):
+        if len(awaited(world)) < len(sizes):
+            sizes = awaited(world)
+            seen.append(round(now_s - begin_s))
+        now_s += 0.1
+        world.service.housekeeping()
+    assert seen == [2, 10, 18], "two seconds of captures, and six for the requests"
+
+
+def test_sizes_that_recent_steps_would_use_are_captured_first(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = [{"tokens": tokens} for tokens in (20, 23, 9, 4000)]
+    monkeypatch.setattr(world.service.steps, "report", lambda: {"recent": steps})
+    world.swap(table(world.ids[0], captures=[8, 16, 24, 32]))
+    world.service.housekeeping()
+    assert [sizes for _, sizes in world.graphs.log[:4]] == [(24,), (16,), (8,), (32,)]
 
 
 def test_a_server_that_cannot_be_captured_beside_requests_waits_for_an_idle_moment(

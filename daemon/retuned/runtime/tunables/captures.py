@@ -1,13 +1,15 @@
 """Graphs that hold tables: captures, exchanges, and what is still missing.
 
 Graphs are captured while the server has no requests. Where it is never without any, a table may
-allow captures beside requests after some time: each is a pause of the server between two steps.
+allow captures beside requests after some time: each is a pause of the server between two steps, and
+together they take no more than the table's share of the time. Sizes in use come first.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,6 +45,8 @@ class Captures:
         self.graphs = GraphSets(registry)
         self._held = ""
         """Name of the tables that captured graphs hold."""
+        self._due_s = 0.0
+        """When the next capture beside requests may begin, seconds of the monotonic clock."""
 
     def way(self) -> str:
         """Return ``on`` or the reason code why graphs cannot be captured again."""
@@ -103,9 +107,10 @@ class Captures:
         if self._steps.idle():
             self.capture(tunable)
             return
-        waited_s, most_s = time.monotonic() - tunable.since_s, table.capture_after_s
-        if most_s is not None and waited_s >= most_s:
-            self.capture(tunable, beside=True)
+        now_s, after_s = time.monotonic(), table.capture_after_s
+        if after_s is not None and now_s >= max(tunable.since_s + after_s, self._due_s):
+            took_s = self.capture(tunable, beside=True)
+            self._due_s = time.monotonic() + took_s * (1.0 / table.capture_share - 1.0)
 
     def capture(self, tunable: Tunable, *, most_s: float = 0.0, beside: bool = False) -> float:
         """Capture the table's sizes again while the server is idle; return the seconds.
@@ -122,7 +127,7 @@ class Captures:
         total_s = 0.0
         if self._steps.worker is None:
             return total_s
-        for each in self.missing(tunable):
+        for each in self._in_use_first(self.missing(tunable)):
             try:
                 work = self._capturing(each, beside=beside)
                 done, held_us = self._steps.at_safe_point(work)
@@ -148,6 +153,13 @@ class Captures:
             and each.size not in tunable.captured_sizes
             and tunable.uncaptured.get(each.size, 0) < _TRIES
         ]
+
+    def _in_use_first(self, missing: Sequence[Capture]) -> list[Capture]:
+        """Order sizes by how many of the recent steps they would serve."""
+        sizes = sorted(each.size for each in missing)
+        tokens = [step["tokens"] for step in self._steps.report()["recent"]]
+        served = Counter(next((size for size in sizes if size >= n), 0) for n in tokens)
+        return sorted(missing, key=lambda each: -served[each.size])
 
     def awaited(self, tunable: Tunable) -> list[int]:
         """Return the sizes that will be captured once the moment allows it."""

@@ -20,7 +20,10 @@ MAX_TEXT_BYTES = 32 << 10
 MAX_CAPTURES = 64
 MAX_INT = 2**53
 _FIELDS = frozenset(
-    ("format", "tunable", "family", "source", "rules", "captures", "capture_after_s", "before")
+    {
+        *("format", "tunable", "family", "source", "rules", "before"),
+        *("captures", "capture_after_s", "capture_share"),
+    }
 )
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 _AXIS = re.compile(r"[a-z_]{1,32}\Z")
@@ -66,6 +69,8 @@ class Table:
     digest: str
     capture_after_s: int | None = None
     """How long captures wait for a moment without requests, seconds; None: without end."""
+    capture_share: float = 0.2
+    """Most time of captures beside requests over elapsed time."""
 
     def choose(self, axes: Axes) -> Config | None:
         """Return the configuration of the first rule that matches; None without one."""
@@ -131,6 +136,9 @@ def parse_table(body: Mapping[str, Any], *, text: str) -> Table:
     after_s = body.get("capture_after_s")
     if after_s is not None and not _is_number(after_s):
         raise _invalid("'capture_after_s' is neither a number nor null")
+    share = body.get("capture_share", 0.2)
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0.01 <= share <= 1.0:
+        raise _invalid("'capture_share' is not between 0.01 and 1")
     return Table(
         tunable=str(names["tunable"]),
         family=str(names["family"]),
@@ -138,6 +146,7 @@ def parse_table(body: Mapping[str, Any], *, text: str) -> Table:
         rules=tuple(_rule(each) for each in _list(body, "rules", most=MAX_RULES)),
         captures=tuple(_capture(each) for each in _list(body, "captures", most=MAX_CAPTURES)),
         capture_after_s=after_s,
+        capture_share=float(share),
         before=before,
         digest=digest_of_text(text),
     )

@@ -66,7 +66,8 @@ class Pauses(PolicyModel):
     longest_ms: int = Field(default=500, ge=10, le=2000)
     """Longest pause of an experiment, milliseconds."""
     max_share: float = Field(default=0.2, ge=0.01, le=1.0)
-    """Most time of pauses over elapsed time, while an experiment runs."""
+    """Most time of pauses over elapsed time: while an experiment runs, and of captures beside
+    requests."""
     recapture: bool = True
     """Whether graphs are captured again with a table while no request is under way.
 
@@ -75,8 +76,9 @@ class Pauses(PolicyModel):
     """How long these captures wait for a moment without requests.
 
     After it they run beside requests, one size after the other, and each is a pause of the server
-    (0.03 to 0.9 s for 1.1 B parameters on an H200). Without it they wait without end, and a server
-    that is never without requests keeps its own choices in its graphs."""
+    (0.03 to about 2 s in three servers on an H200). `maxShare` bounds their time, and sizes in use
+    come first. Without it they wait without end, and a server that is never without requests keeps
+    its own choices in its graphs."""
 
 
 class EndToEndRule(StrEnum):

@@ -154,6 +154,7 @@ def table_of(
     before: Digest | None,
     recapture: bool,
     recapture_after: timedelta | None = None,
+    capture_share: float = 0.2,
 ) -> TableText | Refusal:
     """Return the text that a win puts in force, or why it has none.
 
@@ -173,6 +174,8 @@ def table_of(
         Whether the policy allows captures of graphs.
     recapture_after
         How long they wait for a moment without requests; None is without end.
+    capture_share
+        Most time of captures beside requests over elapsed time.
     """
     if launched.source != measured_source:
         detail = f"{launched.module} has another source than was measured"
@@ -199,6 +202,7 @@ def table_of(
     }
     if body["captures"] and recapture_after is not None:
         body["capture_after_s"] = round(recapture_after.total_seconds())
+        body["capture_share"] = capture_share
     try:
         text = canonical(body)
         parse_table(body, text=text)

@@ -288,6 +288,7 @@ def with_table(ctx: Context, proposal: Proposal, solution: Solution) -> FileChan
         before=str(stored.body["digest"]) if stored is not None else None,
         recapture=limits is not None and limits.pauses.recapture,
         recapture_after=limits.pauses.recapture_after if limits is not None else None,
+        capture_share=limits.pauses.max_share if limits is not None else 0.2,
     )
     if isinstance(table, Refusal):
         return table
