@@ -251,10 +251,16 @@ def test_two_copies_of_ours_wait_once(machine: Any, tmp_path: Path) -> None:
 # --- places and processes -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("beside", ["", "retuned/sockets"])
 def test_a_copied_runtime_serves_an_environment_without_retuned(
-    machine: Any, tmp_path: Path
+    machine: Any, tmp_path: Path, beside: str
 ) -> None:
-    """As an init container leaves it, on a volume that cannot be written."""
+    """As an init container leaves it, on a volume that cannot be written.
+
+    The working directory of the server may be the one that has the volumes of a pod, so that its
+    folder `retuned` looks like a package without a file.
+    """
+    (machine.folder / beside).mkdir(parents=True, exist_ok=True)
     root = tmp_path / "volume"
     ignore = shutil.ignore_patterns("__pycache__")
     shutil.copytree(RUNTIME, root / "retuned" / "runtime", ignore=ignore)

@@ -134,7 +134,9 @@ def _bring() -> None:
     """
     import importlib.util
 
-    if importlib.util.find_spec("retuned") is not None:
+    found = importlib.util.find_spec("retuned")
+    # without an origin it is any folder of this name, such as /retuned of a server that runs in /
+    if found is not None and found.origin is not None:
         return
     root = os.path.realpath(__file__)
     for _ in range(4):  # plugins, runtime, retuned, and its parent folder
