@@ -37,12 +37,22 @@ class Graph:
         self.choice = ""
 
 
+class Kind(enum.Enum):
+    MAMBA2 = "..."
+    GDN_ATTN = "..gdn"
+
+
 class MambaSpec:
-    """Named as vLLM's kind of cache for states."""
+    """Named as vLLM's kind of cache for states, with the field that `test_states_*` looks for."""
+
+    def __init__(self, kind: str | Kind) -> None:
+        self.mamba_type = kind
 
 
-class Group:
-    kv_cache_spec = MambaSpec()
+def states(kind: str | Kind) -> dict[str, Any]:
+    """Return what a runner has with layers of a kind."""
+    group = SimpleNamespace(kv_cache_spec=MambaSpec(kind))
+    return {"kv_cache_config": SimpleNamespace(kv_cache_groups=[group])}
 
 
 class Runner:
@@ -207,9 +217,10 @@ def test_a_capture_beside_requests_reads_no_block_of_theirs(wheel: Wheel) -> Non
     [
         {"lora_config": object()},
         {"vllm_config": SimpleNamespace(kv_transfer_config=object())},
-        {"kv_cache_config": SimpleNamespace(kv_cache_groups=[Group()])},
+        states("gdn_attention"),
+        states(Kind.GDN_ATTN),
     ],
-    ids=["adapters", "another-server", "state-space"],
+    ids=["adapters", "another-server", "states", "states-of-an-enumeration"],
 )
 def test_some_servers_are_captured_only_without_requests(
     wheel: Wheel, changed: dict[str, Any]
@@ -225,6 +236,24 @@ def test_some_servers_are_captured_only_without_requests(
             )
         assert refused.value.reason == "needs-idle-server"
         assert runner.cudagraph_manager.graphs == own
+
+
+@VLLM
+@pytest.mark.usefixtures("_played_device")
+@pytest.mark.parametrize("kind", ["mamba2", Kind.MAMBA2])
+def test_states_that_were_measured_are_captured_beside_requests(
+    wheel: Wheel, kind: str | Kind
+) -> None:
+    text = (unpacked(wheel) / "vllm" / "v1" / "kv_cache_interface.py").read_text()
+    (fields,) = (each for each in text.split("\nclass ") if each.startswith("MambaSpec("))
+    assert "\n    mamba_type: " in fields
+    with manager(wheel) as module:
+        runner = Runner(module, [4], Registry())
+        runner.req_states.req_id_to_index["one"] = 0
+        vars(runner).update(states(kind))
+        worker = SimpleNamespace(model_runner=runner)
+        done = GraphSets(Registry()).capture(worker, [Capture(size=4, axes={})], beside=True)
+        assert done == [4]
 
 
 @VLLM

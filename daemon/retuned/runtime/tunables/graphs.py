@@ -225,8 +225,8 @@ def _needs_idle(worker: Any) -> str:  # noqa: ANN401
     """Return why this server's graphs cannot be captured beside requests; empty if they can.
 
     A capture runs the model on dummy inputs. Both runners compute the inputs of each step from the
-    state of its requests, which a capture does not write. In a dense model no key and no value
-    changed (benchmarks/results/graphs_beside_requests_h200.json).
+    state of its requests, which a capture does not write. In a dense model and in one with Mamba2
+    layers no key, value or state changed (benchmarks/results/graphs_beside_requests_h200.json).
     """
     runner = worker.model_runner
     if getattr(runner, "lora_config", None) is not None:
@@ -235,9 +235,19 @@ def _needs_idle(worker: Any) -> str:  # noqa: ANN401
     if getattr(config, "kv_transfer_config", None) is not None:
         return "another server may read or write keys and values"
     groups = getattr(getattr(runner, "kv_cache_config", None), "kv_cache_groups", ())
-    if any("Mamba" in type(each.kv_cache_spec).__name__ for each in groups):
-        return "a capture writes states of state-space layers, which was not measured"
+    specs = [each.kv_cache_spec for each in groups]
+    kinds = {_kind(spec) for spec in specs if "Mamba" in type(spec).__name__}
+    if kinds - {"mamba2"}:
+        return (
+            f"captures beside states of layers of kind {', '.join(sorted(kinds))} are not measured"
+        )
     return ""
+
+
+def _kind(spec: Any) -> str:  # noqa: ANN401
+    """Return the kind of a state-space layer: text or a member of an enumeration in vLLM."""
+    kind = getattr(spec, "mamba_type", "unknown")
+    return str(getattr(kind, "name", kind)).lower()
 
 
 def _check_memory() -> None:
