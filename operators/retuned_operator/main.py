@@ -1,4 +1,7 @@
-"""The program: read the settings, run the operator until a signal ends it, exit with a code."""
+"""The program: read the settings, run the operator until a signal ends it, exit with a code.
+
+``rollback-all`` is the other thing that it does: see `retuned_operator.uninstall`.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,25 @@ from types import FrameType
 from retuned.errors import RetunedError, UsageError
 from retuned.telemetry.logs import log_to_stderr
 from retuned_operator.assembly import Operator
-from retuned_operator.settings import load_settings
+from retuned_operator.kube.client import connect
+from retuned_operator.settings import Settings, load_settings
+from retuned_operator.uninstall import rollback_all
 
 log = logging.getLogger(__name__)
 
-_USAGE = "usage: retuned-operator [--config FILE]"
+_USAGE = "usage: retuned-operator [--config FILE] [rollback-all]"
+_ROLLBACK_ALL = "rollback-all"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the operator until SIGTERM or SIGINT; return the exit code."""
+    """Run the operator until SIGTERM or SIGINT, or roll all swaps back; return the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    back = words[-1:] == [_ROLLBACK_ALL]
     try:
-        settings = load_settings(_config(words))
+        settings = load_settings(_config(words[:-1] if back else words))
         log_to_stderr(level=settings.log_level, form=settings.log_format)
+        if back:
+            return _roll_back(settings)
         operator = Operator(settings)
         stop = threading.Event()
         _until_told(stop)
@@ -34,6 +43,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"retuned-operator: {error}\n")
         return error.exit_code
     log.info("ended")
+    return 0
+
+
+def _roll_back(settings: Settings) -> int:
+    api = connect(settings.kubeconfig)
+    try:
+        count = rollback_all(api, namespaces=settings.namespaces)
+    finally:
+        api.close()
+    log.info("no swap is in force; %d were rolled back", count)
     return 0
 
 

@@ -20,6 +20,7 @@ from tests.operators.versions import VERSIONS
 
 from retuned_operator.manifests.sidecar import METRICS
 from retuned_operator.schema import KINDS, schema_of
+from retuned_operator.uninstall import PATIENCE
 
 by_name = pytest.mark.parametrize("path", CI, ids=lambda path: path.stem)
 _OTHERS = ("cert-manager.io/", "monitoring.coreos.com/", "retuned.dev/", "apiextensions.k8s.io/")
@@ -165,6 +166,26 @@ def test_what_selects_the_operator_finds_its_pods_and_not_the_tests(helm: Helm, 
         for each in found:
             if each["kind"] == "Pod":
                 assert not selector.items() <= each["metadata"]["labels"].items()
+
+
+def test_swaps_are_rolled_back_by_the_operators_rights_before_anything_is_deleted(
+    helm: Helm,
+) -> None:
+    found = helm.objects(FULL)
+    job, operator = only(found, "Job"), only(found, "Deployment")["spec"]["template"]["spec"]
+    annotations, pod = job["metadata"]["annotations"], job["spec"]["template"]["spec"]
+    assert annotations["helm.sh/hook"] == "pre-delete"
+    others = [each["metadata"].get("annotations", {}) for each in found if each is not job]
+    weights = [
+        int(each.get("helm.sh/hook-weight", 0))
+        for each in others
+        if each.get("helm.sh/hook") == "pre-delete"
+    ]
+    assert int(annotations["helm.sh/hook-weight"]) < min([0, *weights])
+    assert pod["containers"][0]["command"] == ["retuned-operator", "rollback-all"]
+    assert pod["containers"][0]["image"] == operator["containers"][0]["image"]
+    assert pod["serviceAccountName"] == operator["serviceAccountName"]
+    assert job["spec"]["activeDeadlineSeconds"] > PATIENCE.total_seconds()
 
 
 @by_name
