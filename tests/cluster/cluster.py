@@ -96,6 +96,17 @@ class Cluster(Access):
         """Give the node an image from a file; pods use it with ``imagePullPolicy: Never``."""
         self._ctr("images", "import", str(archive), within_s=600)
 
+    def by_digest(self, image: str) -> str:
+        """Return the name by digest of a loaded image, as if a registry had given it.
+
+        Pods that name it so report this digest as what they run.
+        """
+        listed = self._ctr("images", "list", f"name=={image}").splitlines()[1:]
+        (digest,) = {word for line in listed for word in line.split() if "sha256:" in word}
+        name = f"{image.rpartition(':')[0]}@{digest}"
+        self._ctr("images", "tag", "--force", image, name)
+        return name
+
     def kill(self, pod: str, container: str, *, namespace: str) -> None:
         """Kill a container's first process from outside, as the kernel does for want of memory."""
         status = self.get("pod", pod, "-n", namespace)["status"]
@@ -215,9 +226,9 @@ class Cluster(Access):
             return False
         return True
 
-    def _ctr(self, *arguments: str, within_s: float = 240) -> None:
+    def _ctr(self, *arguments: str, within_s: float = 240) -> str:
         words = (f"--address={self.socket}", "--namespace=k8s.io", *arguments)
-        self.node.run("ctr", *words, within_s=within_s)
+        return self.node.run("ctr", *words, within_s=within_s)
 
     def _await(self, seen: Callable[[], bool], program: str) -> None:
         end = time.monotonic() + _READY_S

@@ -145,11 +145,33 @@ class Images:
             self._from_scratch(BASE, copied=tree, to="/", entry="[]")
         return BASE
 
+    def with_packages(self, image: str, *, debian: Sequence[str], python: Path, to: str) -> None:
+        """Make an image of packages of Debian and of a folder of Python's, if it is not there."""
+        if not self._has(image):
+            names = " ".join(debian)
+            apt = f"apt-get update && apt-get install --yes --no-install-recommends {names}"
+            with self._changed(self.base(), image) as container:
+                tidy = "rm -rf /var/cache/apt /var/lib/apt/lists"
+                self._run("buildah", "run", container, "sh", "-c", f"{apt} && {tidy}")
+                self._run("buildah", "copy", "--quiet", container, str(python), to)
+
+    def with_folder(self, image: str, *, base: str, copied: Path, to: str) -> None:
+        """Make an image of another one and a folder."""
+        with self._changed(base, image) as container:
+            self._run("buildah", "copy", "--quiet", container, str(copied), to)
+
     def _from_scratch(self, image: str, *, copied: Path, to: str, entry: str) -> None:
-        container = self._run("buildah", "from", "scratch").strip()
-        try:
+        with self._changed("scratch", image) as container:
             self._run("buildah", "copy", "--quiet", container, str(copied), to)
             self._run("buildah", "config", f"--entrypoint={entry}", container)
+
+    @contextmanager
+    def _changed(self, base: str, image: str) -> Iterator[str]:
+        """Give a container of an image, and make another image of it at the end of the block."""
+        pull = [] if base == "scratch" else ["--pull-never"]
+        container = self._run("buildah", "from", *pull, base).strip()
+        try:
+            yield container
             self._run("buildah", "commit", "--quiet", container, image)
         finally:
             self._run("buildah", "rm", container)

@@ -1,41 +1,28 @@
-"""A real vLLM in a real pod with the sidecar: what the operator sees of it, and its answers.
+"""A real vLLM in a real pod: its tunable is found, tuned, swapped, proven and taken back.
 
-It is the build for CPUs of tests/servers/vllm_cpu, and Triton's interpreter runs its one tunable.
-The node lends its packages to the pod, because an image with them has six gigabytes.
+The tests are a story and run in their order. The server has two requests under way from the policy
+to the uninstall; none may fail, and answers to fixed prompts stay the same.
 """
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.cluster.cluster import Cluster
 from tests.cluster.conftest import TAG
-from tests.cluster.fleet import ASKING, asked, injected
-from tests.cluster.images import BASE_PYTHON
-from tests.cluster.installing import installed, uninstall, values
+from tests.cluster.fleet import EXPERIMENTS, injected
+from tests.cluster.installing import installed, uninstall, upgrade, values
 from tests.cluster.reporting import Report
-from tests.cluster.serving import PORT, server_pod, service
-from tests.servers.vllm_cpu.server import (
-    HERE,
-    OPTIONS,
-    PROMPTS,
-    VARIABLES,
-    environment,
-    greedy_answer,
-    install_plugin,
-)
+from tests.cluster.serving import PORT, service
+from tests.cluster.vllm_server import NAME, NAMESPACE, Requests, Server, archive, deployment, image
 
+from retuned_operator.manifests.server_container import SERVER
 from retuned_operator.manifests.sidecar import SIDECAR
 
 pytestmark = [pytest.mark.e2e, pytest.mark.vllm, pytest.mark.slow]
 
-NAMESPACE, NAME = "vllm", "demo"
 TARGET: Mapping[str, Any] = {
     "apiVersion": "retuned.dev/v1alpha1",
     "kind": "TuningTarget",
@@ -45,111 +32,57 @@ TARGET: Mapping[str, Any] = {
         "container": "server",
         "framework": "vllm",
         "gpu": {"vendor": "cpu", "model": "MI300X"},
-        "mode": "Recommend",
+        "mode": "Swap",
+    },
+}
+POLICY: Mapping[str, Any] = {
+    "name": "one-person",
+    "namespace": NAMESPACE,
+    "spec": {
+        "priority": 1,
+        "mode": "Enforce",
+        "experiments": {"pauseWhen": {"sloAlertFiring": False}},
+        "validation": {"minSpeedup": 1.02, "confidence": 0.99},
+        "gates": [{"name": "one", "approvals": {"required": 1}}],
+        "liveProof": {"mode": "required", "longBlocks": 0},
+        "rollout": {
+            "canary": {"bake": "0s"},
+            "waves": ["100%"],
+            "minInterval": "0s",
+            "postPromotionWatch": "5s",
+            "analysis": {"interval": "2s", "inconclusiveLimit": 1000},
+        },
     },
 }
 
 
-def vllm_pod(folder: Path) -> dict[str, Any]:
-    """Return a pod template of vLLM, as its owner would write it: without us.
-
-    Parameters
-    ----------
-    folder
-        On the node: the model, the plugin and what the image lacks.
-    """
-    python, site = environment() / "bin" / "python", folder / "site"
-    subprocess.run([str(python), str(HERE / "tiny_model.py"), str(folder / "model")], check=True)
-    site.mkdir()
-    install_plugin(site, "fake_tunable", "fake_tunable:register")
-    shutil.copy(HERE / "fake_tunable.py", site)
-    (folder / "lib").mkdir()
-    shutil.copy("/usr/lib/x86_64-linux-gnu/libnuma.so.1", folder / "lib")
-    for each in (folder, *folder.rglob("*")):  # the server is another user
-        each.chmod(0o755)
-    packages = python.parents[1] / "lib" / f"python{BASE_PYTHON[0]}.{BASE_PYTHON[1]}"
-    template = server_pod(TAG)
-    spec = template["spec"]
-    (container,) = spec["containers"]
-    variables = VARIABLES | {
-        "HOME": "/tmp",
-        "TMPDIR": "/tmp",
-        "USER": "vllm",
-        "PYTHONPATH": "/opt/vllm/site:/opt/packages",
-        "LD_LIBRARY_PATH": "/opt/vllm/lib",
+def given(*policies: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return values of the chart."""
+    found = dict(values(TAG))
+    found["sidecar"] = {**found["sidecar"], "windowSeconds": 5, "settleSeconds": 1}
+    lab = {"cpu": "400m", "memory": "3Gi", "work": "1Gi"}
+    found["experiments"] = found["experiments"] | {
+        "gpuResources": {"cpu": "amd.com/gpu"},
+        "sizes": dict.fromkeys(("compile", "generate", "search", "verify"), lab),
     }
-    ours = {"tmp": "/tmp", "shm": "/dev/shm"}  # vLLM's workers share 160 MiB
-    mounts = ours | {"packages": "/opt/packages", "vllm": "/opt/vllm"}
-    container |= {
-        "command": ["python3", "-m", "vllm.entrypoints.cli.main", "serve", "/opt/vllm/model"],
-        "args": [*OPTIONS, "--host", "0.0.0.0", "--port", str(PORT)],
-        "env": [{"name": name, "value": value} for name, value in variables.items()],
-        "volumeMounts": [
-            {"name": name, "mountPath": path, "readOnly": name not in ours}
-            for name, path in mounts.items()
-        ],
-    }
-    container["readinessProbe"]["failureThreshold"] = 600
-    spec["volumes"] = [
-        {"name": "tmp", "emptyDir": {}},
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}},
-        {"name": "packages", "hostPath": {"path": str(packages / "site-packages")}},
-        {"name": "vllm", "hostPath": {"path": str(folder)}},
-    ]
-    return template
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """The pod that serves, behind its service."""
-
-    cluster: Cluster
-    pod: str
-    url: str
-
-    def digest(self) -> list[str]:
-        """Return answers to fixed prompts, one request at a time."""
-        return [greedy_answer(self.url, prompt) for prompt in PROMPTS]
-
-    def status(self) -> dict[str, Any]:
-        """Return what the operator says of the target."""
-        found = self.cluster.get("tuningtarget", "llm", "-n", NAMESPACE)
-        status: dict[str, Any] = found.get("status", {})
-        return status
-
-    def hooks(self) -> set[str]:
-        """Return what the runtime of each process says of its steps."""
-        said = asked(self.cluster, self.pod, "steps", namespace=NAMESPACE)
-        return {str(each.get("hook")) for each in said}
+    return found | {"policies": [dict(each) for each in policies]}
 
 
 @pytest.fixture(scope="module")
 def server(
     cluster: Cluster, report: Report, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("vllm")
-    template = vllm_pod(folder)
-    template["metadata"]["annotations"] = dict(ASKING)
-    deployment = {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": NAME, "namespace": NAMESPACE},
-        "spec": {
-            "replicas": 1,
-            "selector": {"matchLabels": {"app": NAME}},
-            "template": template,
-        },
-    }
+    file = archive(tmp_path_factory.mktemp("vllm"))
+    cluster.load(file)
+    file.unlink()  # gigabytes
     space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     cluster.kubectl("apply", "-f", "-", given=[space])
-    given = dict(values(TAG))
-    given["sidecar"] = {**given["sidecar"], "windowSeconds": 5, "settleSeconds": 1}
-    with installed(cluster, given):
+    with installed(cluster, given()):
         cluster.kubectl("apply", "-f", "-", given=[service(NAMESPACE), TARGET])
         cluster.eventually(
             lambda: injected(cluster, namespace=NAMESPACE) != "", "who asks gets a sidecar"
         )
-        cluster.kubectl("apply", "-f", "-", given=[deployment])
+        cluster.kubectl("apply", "-f", "-", given=[deployment(cluster.by_digest(image()))])
         ready = ("rollout", "status", f"deployment/{NAME}", "-n", NAMESPACE, "--timeout=1s")
         report.seconds["vLLM ready"] = cluster.eventually(
             lambda: cluster.succeeds(*ready), "vLLM is ready", within_s=900
@@ -160,10 +93,22 @@ def server(
     cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
 
 
+@pytest.fixture(scope="module")
+def before(server: Server) -> list[str]:
+    """Answers before anything was changed."""
+    return server.digest()
+
+
+@pytest.fixture(scope="module")
+def requests(server: Server, before: list[str]) -> Iterator[Requests]:
+    with server.traffic() as counted:
+        yield counted
+
+
 def test_vllm_serves_beside_the_sidecar_and_the_operator_hears_of_it(
-    server: Server, report: Report
+    server: Server, before: list[str], report: Report
 ) -> None:
-    assert server.digest() == server.digest()
+    assert server.digest() == before
     report.seconds["vLLM reported"] = server.cluster.eventually(
         lambda: server.status().get("reportingPods") == 1, "its sidecar reports"
     )
@@ -180,24 +125,75 @@ def test_the_steps_of_its_engine_are_known(server: Server) -> None:
 
 
 def test_the_operator_lists_its_tunable_with_the_reason_why_nothing_is_tried(
-    server: Server, report: Report
+    server: Server, requests: Requests, report: Report
 ) -> None:
-    def listed() -> list[dict[str, Any]]:
-        server.digest()
-        found: list[dict[str, Any]] = server.status().get("tunables", [])
-        return [each for each in found if "_copied" in each["name"]]
-
     report.seconds["tunable of vLLM listed"] = server.cluster.eventually(
-        lambda: bool(listed()), "its tunable is listed", within_s=600
+        lambda: bool(server.state()), "its tunable is listed", within_s=600
     )
-    (one,) = listed()
-    assert one["reason"] == "no-policy", "the status says why there is no experiment"
+    assert server.state()["reason"] == "no-policy", "the status says why there is no experiment"
+    assert requests.failed == []
 
 
-def test_while_the_chart_is_uninstalled_it_answers_the_same(server: Server) -> None:
-    before = server.digest()
+def test_with_a_policy_one_experiment_runs_in_a_pod_with_the_servers_image(
+    server: Server, requests: Requests, report: Report
+) -> None:
+    upgrade(server.cluster, given(POLICY))
+    pods: list[dict[str, Any]] = []
+
+    def begun() -> bool:
+        pods[:] = server.cluster.get("pods", "-n", EXPERIMENTS)["items"]
+        return bool(pods)
+
+    report.seconds["policy to experiment"] = server.cluster.eventually(
+        begun, "an experiment has a pod", within_s=600
+    )
+    containers = {each["name"]: each for each in pods[0]["spec"]["containers"]}
+    assert containers[SERVER]["image"] == server.cluster.by_digest(image())
+    report.seconds["experiment to proposal"] = server.cluster.eventually(
+        lambda: bool(server.proposal()), "a table is proposed", within_s=900
+    )
+    assert server.proposal()["spec"]["speedup"]["lower"] > 1.5
+    assert server.table() == {}, "nothing is swapped before a person has agreed"
+    assert requests.failed == []
+
+
+def test_an_approved_table_is_in_force_and_live_traffic_shows_that_it_helps(
+    server: Server, requests: Requests, report: Report
+) -> None:
+    server.cluster.eventually(lambda: server.phase() == "AwaitingApproval", "people are asked")
+    proposal = server.proposal()
+    person = server.cluster.person("ada", "retuned-approver", namespace=NAMESPACE)
+    digest = proposal["spec"]["artifact"]["digest"]
+    server.cluster.retuned(
+        "approve", proposal["metadata"]["name"], "-n", NAMESPACE, "--yes",
+        "--digest", digest, "-m", "measured",
+        kubeconfig=person,
+    )  # fmt: skip
+    report.seconds["approval to table"] = server.cluster.eventually(
+        lambda: server.table().get("artifact") == digest, "the server has the table"
+    )
+    report.seconds["table to verdict"] = server.cluster.eventually(
+        lambda: server.phase() in ("Promoted", "RolledBack"), "live traffic decides", within_s=900
+    )
+    (proof,) = server.proposal()["status"]["liveProofs"]
+    assert proof["verdict"] == "helps", proof
+    assert server.phase() == "Promoted"
+    assert server.table()["matched"] > 0
+    assert requests.failed == []
+
+
+def test_a_promoted_table_changes_no_answer(server: Server, before: list[str]) -> None:
+    assert server.digest() == before
+
+
+def test_an_uninstall_takes_the_table_back_and_the_server_goes_on(
+    server: Server, before: list[str], requests: Requests
+) -> None:
     uninstall(server.cluster)
     assert server.digest() == before
     pod = server.cluster.get("pod", server.pod, "-n", NAMESPACE)
     (container,) = pod["status"]["containerStatuses"]
     assert container["restartCount"] == 0
+    assert server.table() == {}, "the server's own choice is in force again"
+    assert requests.answered > 0
+    assert requests.failed == []
