@@ -17,7 +17,8 @@ from retuned.clock import SystemClock
 from retuned.errors import TemporaryError
 from retuned.ports import Clock
 from retuned_operator.kube.client import Api
-from retuned_operator.kube.resources import PROPOSALS, TARGETS, Resource
+from retuned_operator.kube.errors import NotFound
+from retuned_operator.kube.resources import PROPOSALS, TARGETS, Obj, Resource
 from retuned_operator.schema import SwapProposal, TuningTarget, read
 
 log = logging.getLogger(__name__)
@@ -89,12 +90,12 @@ def rollback_all(
         wait(_LOOK_S)
 
 
-def _all(api: Api, kind: Resource, namespaces: Sequence[str]) -> list[dict[str, object]]:
-    return [
-        dict(body)
-        for namespace in namespaces or ("",)
-        for body in api.list(kind, namespace=namespace).items
-    ]
+def _all(api: Api, kind: Resource, namespaces: Sequence[str]) -> list[Obj]:
+    try:
+        lists = [api.list(kind, namespace=namespace) for namespace in namespaces or ("",)]
+    except NotFound:  # the cluster does not know the kind any more
+        return []
+    return [body for each in lists for body in each.items]
 
 
 def _ask(api: Api, proposal: SwapProposal, asked: set[str]) -> None:

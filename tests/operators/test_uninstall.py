@@ -13,7 +13,10 @@ from tests.operators import examples
 from retuned.api.proposal import ProposalPhase
 from retuned.clock import FakeClock
 from retuned.errors import TemporaryError
+from retuned_operator.kube.client import Api
+from retuned_operator.kube.errors import NotFound
 from retuned_operator.kube.resources import PROPOSALS, TARGETS
+from retuned_operator.kube.watch import Listing
 from retuned_operator.manifests.roles import watching_rules
 from retuned_operator.uninstall import PATIENCE, REASON, rollback_all
 
@@ -102,6 +105,16 @@ def test_without_a_swap_nothing_is_waited_for(fake: FakeApi) -> None:
     operator = PlayedOperator(fake)
     assert run(fake, operator) == 0
     assert operator.clock.now() == examples.NOW
+
+
+def test_a_cluster_that_does_not_know_the_kinds_any_more_is_left_in_peace(
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(*_: object, **__: object) -> Listing:
+        raise NotFound("no such kind", status=404, reason="NotFound")
+
+    monkeypatch.setattr(Api, "list", unknown)
+    assert run(fake, PlayedOperator(fake)) == 0
 
 
 def test_only_the_namespaces_of_the_release_are_rolled_back(fake: FakeApi) -> None:

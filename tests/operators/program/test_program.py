@@ -223,10 +223,8 @@ def test_who_loses_the_lease_is_gone(fake: FakeApi, settings: Settings) -> None:
         eventually(lambda: lost == ["lost"])
 
 
-def test_the_command_ends_with_zero_when_it_is_told_to(
-    fake: FakeApi, settings: Settings, tmp_path: Path
-) -> None:
-    del settings  # its environment is what counts
+def command(fake: FakeApi, folder: Path, *words: str) -> subprocess.Popen[str]:
+    """Start the operator's command with an API server; its settings lie in a folder."""
     kubeconfig = {
         "apiVersion": "v1",
         "kind": "Config",
@@ -235,14 +233,27 @@ def test_the_command_ends_with_zero_when_it_is_told_to(
         "users": [{"name": "fake", "user": {"token": "operator"}}],
         "contexts": [{"name": "fake", "context": {"cluster": "fake", "user": "fake"}}],
     }
-    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(kubeconfig))
-    environment = os.environ | {"RETUNED_OPERATOR_KUBECONFIG": str(tmp_path / "kubeconfig")}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "retuned_operator", "--config", str(tmp_path / "operator.yaml")],
-        env=environment,
+    (folder / "kubeconfig").write_text(yaml.safe_dump(kubeconfig))
+    file = ["--config", str(folder / "operator.yaml")]
+    return subprocess.Popen(
+        [sys.executable, "-m", "retuned_operator", *file, *words],
+        env=os.environ | {"RETUNED_OPERATOR_KUBECONFIG": str(folder / "kubeconfig")},
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+@pytest.mark.usefixtures("settings")  # its environment is what counts
+def test_the_command_of_an_uninstall_ends_once_no_swap_is_in_force(
+    fake: FakeApi, tmp_path: Path
+) -> None:
+    _, said = (process := command(fake, tmp_path, "rollback-all")).communicate(timeout=_PATIENCE_S)
+    assert (process.returncode, "no swap is in force; 0" in said) == (0, True), said[-2000:]
+
+
+@pytest.mark.usefixtures("settings")
+def test_the_command_ends_with_zero_when_it_is_told_to(fake: FakeApi, tmp_path: Path) -> None:
+    process = command(fake, tmp_path)
     try:
         eventually(lambda: stored(fake, TARGETS, "chat").get("status", {}).get("pods") == 1)
         process.send_signal(signal.SIGTERM)

@@ -236,11 +236,9 @@ def _needs_idle(worker: Any) -> str:  # noqa: ANN401
         return "another server may read or write keys and values"
     groups = getattr(getattr(runner, "kv_cache_config", None), "kv_cache_groups", ())
     specs = [each.kv_cache_spec for each in groups]
-    kinds = {_kind(spec) for spec in specs if "Mamba" in type(spec).__name__}
-    if kinds - {"mamba2"}:
-        return (
-            f"captures beside states of layers of kind {', '.join(sorted(kinds))} are not measured"
-        )
+    kinds = {_kind(spec) for spec in specs if "Mamba" in type(spec).__name__} - {"mamba2"}
+    if kinds:
+        return f"captures beside states of {', '.join(sorted(kinds))} layers were not measured"
     return ""
 
 
