@@ -121,10 +121,12 @@ def join(name: str) -> None:
         from retuned.runtime.plugins import register
 
         register(arrived=name)
-    except Exception:  # this runs inside the import of the server's PyTorch, which must not fail
+    except Exception as error:  # inside the import of the server's PyTorch, which must not fail
         import logging
 
-        logging.getLogger("retuned.runtime.plugins").debug("cannot join", exc_info=True)
+        log = logging.getLogger("retuned.runtime.plugins")
+        log.warning("Retuned cannot join this process, which runs without it: %r", error)
+        log.debug("cannot join", exc_info=True)
 
 
 def _bring() -> None:
