@@ -190,6 +190,18 @@ def test_show_has_a_compact_picture_of_a_live_proof(state: SqliteStore, run: Run
         assert f"  {name:<10}{line}" in text
 
 
+def test_a_program_sees_how_many_pairs_a_live_proof_has_so_far(
+    state: SqliteStore, run: Run
+) -> None:
+    put(state, "Proving")
+    running = proven(1.03, busy=0.006).model_copy(update={"report": None})
+    body = {"state": running.model_dump(mode="json")}
+    state.add("live-proof", ID, body, phase="running")
+    found = run("show", ID, "--json")["live_proof"]
+    assert (found["pairs"], found["report"]) == (running.planned, None)
+    assert running.planned > 0
+
+
 def test_show_repeats_what_devices_did_while_it_was_measured(state: SqliteStore, run: Run) -> None:
     experiment = put(state).experiment
     assert "beside it" not in run("show", ID)

@@ -286,10 +286,14 @@ def print_end_to_end(stored: Stored | None) -> None:
 
 
 def live_proof_body(stored: Stored | None) -> dict[str, Any] | None:
-    """Return the stable JSON: state, the report where there is a verdict, and the evidence."""
+    """Return the stable JSON: state, pairs so far, evidence, and the report with a verdict."""
     if stored is None:
         return None
-    body = {"state": stored.phase, "evidence": stored.body.get("evidence")}
+    try:
+        pairs = ProofState.model_validate(stored.body.get("state")).planned
+    except ValidationError:
+        pairs = None
+    body = {"state": stored.phase, "pairs": pairs, "evidence": stored.body.get("evidence")}
     return body | {"report": stored.body.get("report")}
 
 
