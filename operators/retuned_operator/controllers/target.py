@@ -199,7 +199,10 @@ def readiness(fresh: Sequence[PodReports], *, pods: int) -> tuple[bool, str, str
         return False, "not-reporting", count
     silent = sorted(e.pod.name for e in fresh if e.hello is None or not e.hello.environments)
     if silent:
-        message = f"{count}; no environment reported in {_some(silent)}"
+        message = (
+            f"{count}; no process of the server has joined in {_some(silent)}. A process joins "
+            "before its first launch of a kernel; the log of one that cannot says 'cannot join'"
+        )
         return False, "server-silent", message
     apart = sorted(each.pod.name for each in fresh if environment_of(each.hello) is None)
     if apart:
