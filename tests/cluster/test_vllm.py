@@ -6,6 +6,7 @@ to the uninstall; none may fail, and answers to fixed prompts stay the same.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,8 +16,8 @@ from tests.cluster.conftest import TAG
 from tests.cluster.fleet import EXPERIMENTS, injected
 from tests.cluster.installing import installed, uninstall, upgrade, values
 from tests.cluster.reporting import Report
-from tests.cluster.serving import PORT, service
-from tests.cluster.vllm_server import NAME, NAMESPACE, Requests, Server, archive, deployment, image
+from tests.cluster.serving import PORT, Counted, service
+from tests.cluster.vllm_server import NAME, NAMESPACE, Server, archive, deployment, image
 
 from retuned_operator.manifests.server_container import SERVER
 from retuned_operator.manifests.sidecar import SIDECAR
@@ -72,9 +73,12 @@ def given(*policies: Mapping[str, Any]) -> Mapping[str, Any]:
 def server(
     cluster: Cluster, report: Report, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
+    began_s = time.monotonic()
     file = archive(tmp_path_factory.mktemp("vllm"))
+    report.seconds["vLLM's image made"] = time.monotonic() - began_s
     cluster.load(file)
     file.unlink()  # gigabytes
+    report.seconds["made and loaded"] = time.monotonic() - began_s
     space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     cluster.kubectl("apply", "-f", "-", given=[space])
     with installed(cluster, given()):
@@ -100,9 +104,10 @@ def before(server: Server) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def requests(server: Server, before: list[str]) -> Iterator[Requests]:
+def requests(server: Server, before: list[str], report: Report) -> Iterator[Counted]:
     with server.traffic() as counted:
         yield counted
+    report.add(counted)
 
 
 def test_vllm_serves_beside_the_sidecar_and_the_operator_hears_of_it(
@@ -125,7 +130,7 @@ def test_the_steps_of_its_engine_are_known(server: Server) -> None:
 
 
 def test_the_operator_lists_its_tunable_with_the_reason_why_nothing_is_tried(
-    server: Server, requests: Requests, report: Report
+    server: Server, requests: Counted, report: Report
 ) -> None:
     report.seconds["tunable of vLLM listed"] = server.cluster.eventually(
         lambda: bool(server.state()), "its tunable is listed", within_s=600
@@ -135,7 +140,7 @@ def test_the_operator_lists_its_tunable_with_the_reason_why_nothing_is_tried(
 
 
 def test_with_a_policy_one_experiment_runs_in_a_pod_with_the_servers_image(
-    server: Server, requests: Requests, report: Report
+    server: Server, requests: Counted, report: Report
 ) -> None:
     upgrade(server.cluster, given(POLICY))
     pods: list[dict[str, Any]] = []
@@ -158,7 +163,7 @@ def test_with_a_policy_one_experiment_runs_in_a_pod_with_the_servers_image(
 
 
 def test_an_approved_table_is_in_force_and_live_traffic_shows_that_it_helps(
-    server: Server, requests: Requests, report: Report
+    server: Server, requests: Counted, report: Report
 ) -> None:
     server.cluster.eventually(lambda: server.phase() == "AwaitingApproval", "people are asked")
     proposal = server.proposal()
@@ -178,6 +183,8 @@ def test_an_approved_table_is_in_force_and_live_traffic_shows_that_it_helps(
     (proof,) = server.proposal()["status"]["liveProofs"]
     assert proof["verdict"] == "helps", proof
     assert server.phase() == "Promoted"
+    report.note_phases(server.proposal())
+    report.note(proposed=1, promoted=1)
     assert server.table()["matched"] > 0
     assert requests.failed == []
 
@@ -187,7 +194,7 @@ def test_a_promoted_table_changes_no_answer(server: Server, before: list[str]) -
 
 
 def test_an_uninstall_takes_the_table_back_and_the_server_goes_on(
-    server: Server, before: list[str], requests: Requests
+    server: Server, before: list[str], requests: Counted
 ) -> None:
     uninstall(server.cluster)
     assert server.digest() == before
@@ -195,5 +202,5 @@ def test_an_uninstall_takes_the_table_back_and_the_server_goes_on(
     (container,) = pod["status"]["containerStatuses"]
     assert container["restartCount"] == 0
     assert server.table() == {}, "the server's own choice is in force again"
-    assert requests.answered > 0
+    assert requests.tokens > 0
     assert requests.failed == []

@@ -12,7 +12,7 @@ import subprocess
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.conftest import TAG
 from tests.cluster.fleet import ASKING, asked
 from tests.cluster.images import BASE_PYTHON, REGISTRY, images
-from tests.cluster.serving import PORT, server_pod
+from tests.cluster.serving import PORT, Counted, server_pod
 from tests.servers.vllm_cpu.server import (
     HERE,
     OPTIONS,
@@ -112,14 +112,6 @@ def deployment(name: str) -> dict[str, Any]:
     }
 
 
-@dataclass(slots=True)
-class Requests:
-    """What became of the requests."""
-
-    answered: int = 0
-    failed: list[str] = field(default_factory=list)
-
-
 @dataclass(frozen=True, slots=True)
 class Server:
     """The pod that serves, behind its service."""
@@ -133,9 +125,9 @@ class Server:
         return [greedy_answer(self.url, prompt) for prompt in PROMPTS]
 
     @contextmanager
-    def traffic(self) -> Iterator[Requests]:
-        """Keep requests coming on two threads."""
-        counted, stop, lock = Requests(), threading.Event(), threading.Lock()
+    def traffic(self) -> Iterator[Counted]:
+        """Keep requests of 32 tokens coming on two threads."""
+        counted, stop, lock = Counted(), threading.Event(), threading.Lock()
 
         def send() -> None:
             while not stop.is_set():
@@ -145,7 +137,8 @@ class Server:
                 except httpx.HTTPError as error:
                     wrong = [repr(error)]
                 with lock:
-                    counted.answered += not wrong
+                    counted.sent += 1
+                    counted.tokens += 0 if wrong else 32
                     counted.failed += wrong
 
         threads = [threading.Thread(target=send) for _ in range(2)]
