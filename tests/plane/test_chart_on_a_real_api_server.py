@@ -69,7 +69,7 @@ class Cluster:
         self.admin = plane.admin()
 
     def helm(self, *arguments: str) -> str:
-        """Run Helm.
+        """Run Helm; no node would run the Job that rolls swaps back.
 
         Raises
         ------
@@ -77,6 +77,8 @@ class Cluster:
             If it failed, with what it said.
         """
         program = [str(self.plane.programs / "helm"), "--kubeconfig", str(self.admin)]
+        if arguments[0] == "upgrade":
+            arguments = (*arguments, "--set", "uninstall.rollback=false")
         done = subprocess.run(
             [*program, "--namespace", "retuned", *arguments],
             capture_output=True,
