@@ -1,6 +1,6 @@
 """The program: read the settings, run the operator until a signal ends it, exit with a code.
 
-``rollback-all`` is the other thing that it does: see `retuned_operator.uninstall`.
+With the argument ``rollback-all`` it rolls all swaps back instead (`retuned_operator.uninstall`).
 """
 
 from __future__ import annotations

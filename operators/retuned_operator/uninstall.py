@@ -76,15 +76,15 @@ def rollback_all(
         If the API server does not answer. Running it again goes on.
     """
     clock = clock or SystemClock()
-    deadline, asked = clock.now() + PATIENCE, set[str]()
+    deadline, requested = clock.now() + PATIENCE, set[str]()
     while True:
         proposals = [read(SwapProposal, each) for each in _all(api, PROPOSALS, namespaces)]
         targets = [read(TuningTarget, each) for each in _all(api, TARGETS, namespaces)]
         left = in_force(proposals, targets)
         if not left:
-            return len(asked)
+            return len(requested)
         for each in left:
-            _ask(api, each, asked)
+            _request(api, each, requested)
         if clock.now() >= deadline:
             raise TemporaryError(_late(left), delay_s=60.0)
         wait(_LOOK_S)
@@ -98,11 +98,11 @@ def _all(api: Api, kind: Resource, namespaces: Sequence[str]) -> list[Obj]:
     return [body for each in lists for body in each.items]
 
 
-def _ask(api: Api, proposal: SwapProposal, asked: set[str]) -> None:
+def _request(api: Api, proposal: SwapProposal, requested: set[str]) -> None:
     about = proposal.metadata
-    if about.uid in asked:
+    if about.uid in requested:
         return
-    asked.add(about.uid)
+    requested.add(about.uid)
     if not proposal.spec.abort.requested:
         change = {"spec": {"abort": {"requested": True, "reason": REASON}}}
         api.patch(PROPOSALS, about.name, change=change, namespace=about.namespace)

@@ -1,4 +1,4 @@
-"""A real vLLM in a pod: its image, its template as its owner would write it, and looks at it.
+"""A real vLLM in a pod: its image, its template as its owner writes it, and its state.
 
 It is the build for CPUs of tests/servers/vllm_cpu, and Triton's interpreter runs its one tunable.
 All that it needs is in its image, because the pod of an experiment has the image and no volume of
@@ -67,7 +67,7 @@ def image() -> str:
 
 
 def deployment(name: str) -> dict[str, Any]:
-    """Return the server as its owner writes it: with an annotation, and without us.
+    """Return the server as its owner writes it: with an annotation, and without Retuned.
 
     Parameters
     ----------

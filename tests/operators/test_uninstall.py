@@ -107,7 +107,7 @@ def test_without_a_swap_nothing_is_waited_for(fake: FakeApi) -> None:
     assert operator.clock.now() == examples.NOW
 
 
-def test_a_cluster_that_does_not_know_the_kinds_any_more_is_left_in_peace(
+def test_a_cluster_that_does_not_know_the_kinds_any_more_has_no_swap(
     fake: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unknown(*_: object, **__: object) -> Listing:

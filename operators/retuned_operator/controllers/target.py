@@ -201,7 +201,7 @@ def readiness(fresh: Sequence[PodReports], *, pods: int) -> tuple[bool, str, str
     if silent:
         message = (
             f"{count}; no process of the server has joined in {_some(silent)}. A process joins "
-            "before its first launch of a kernel; the log of one that cannot says 'cannot join'"
+            "before its first launch of a kernel; one that cannot join says so in its log"
         )
         return False, "server-silent", message
     apart = sorted(each.pod.name for each in fresh if environment_of(each.hello) is None)

@@ -315,6 +315,28 @@ def test_captures_beside_requests_take_no_more_than_their_share_of_the_time(
     assert seen == [2, 10, 18], "two seconds of captures, and six for the requests"
 
 
+def test_a_capture_beside_requests_that_fails_counts_in_their_share(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy(world, monkeypatch)
+    world.swap(table(world.ids[0], captures=[8], capture_after_s=0, capture_share=0.5))
+    begin_s = now_s = time.monotonic()
+    tries: list[float] = []
+    monkeypatch.setattr(captures, "time", types.SimpleNamespace(monotonic=lambda: now_s))
+
+    def fails(_: Callable[[Any], Any]) -> tuple[Any, float]:
+        nonlocal now_s
+        tries.append(round(now_s - begin_s, 1))
+        now_s += 2.0
+        raise Refused("capture-failed", detail="out of memory")
+
+    monkeypatch.setattr(world.service.steps, "at_safe_point", fails)
+    for _ in range(100):
+        world.service.housekeeping()
+        now_s += 0.5
+    assert tries == [0.0, 4.0, 8.0]
+
+
 def test_sizes_that_recent_steps_would_use_are_captured_first(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,7 +352,7 @@ def test_a_server_that_cannot_be_captured_beside_requests_waits_for_an_idle_mome
 ) -> None:
     busy(world, monkeypatch)
     world.graphs.beside = False
-    world.swap(table(world.ids[0], captures=[16], capture_after_s=0))
+    world.swap(table(world.ids[0], captures=[16], capture_after_s=0, capture_share=1.0))
     for _ in range(9):
         world.service.housekeeping()
     assert awaited(world) == [16]

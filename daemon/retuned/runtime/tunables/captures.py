@@ -109,8 +109,9 @@ class Captures:
             return
         now_s, after_s = time.monotonic(), table.capture_after_s
         if after_s is not None and now_s >= max(tunable.since_s + after_s, self._due_s):
-            took_s = self.capture(tunable, beside=True)
-            self._due_s = time.monotonic() + took_s * (1.0 / table.capture_share - 1.0)
+            self.capture(tunable, beside=True)  # one that failed has stopped the server, too
+            ended_s = time.monotonic()
+            self._due_s = ended_s + (ended_s - now_s) * (1.0 / table.capture_share - 1.0)
 
     def capture(self, tunable: Tunable, *, most_s: float = 0.0, beside: bool = False) -> float:
         """Capture the table's sizes again while the server is idle; return the seconds.

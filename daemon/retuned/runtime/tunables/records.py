@@ -19,6 +19,8 @@ MAX_RULES = 64
 MAX_TEXT_BYTES = 32 << 10
 MAX_CAPTURES = 64
 MAX_INT = 2**53
+CAPTURE_SHARE = 0.2
+"""Most time of captures beside requests over elapsed time, where a table does not say."""
 _FIELDS = frozenset(
     {
         *("format", "tunable", "family", "source", "rules", "before"),
@@ -69,7 +71,7 @@ class Table:
     digest: str
     capture_after_s: int | None = None
     """How long captures wait for a moment without requests, seconds; None: without end."""
-    capture_share: float = 0.2
+    capture_share: float = CAPTURE_SHARE
     """Most time of captures beside requests over elapsed time."""
 
     def choose(self, axes: Axes) -> Config | None:
@@ -136,7 +138,7 @@ def parse_table(body: Mapping[str, Any], *, text: str) -> Table:
     after_s = body.get("capture_after_s")
     if after_s is not None and not _is_number(after_s):
         raise _invalid("'capture_after_s' is neither a number nor null")
-    share = body.get("capture_share", 0.2)
+    share = body.get("capture_share", CAPTURE_SHARE)
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0.01 <= share <= 1.0:
         raise _invalid("'capture_share' is not between 0.01 and 1")
     return Table(

@@ -17,6 +17,7 @@ from retuned.contract import Digest, Guard, Language, Solution, SourceFile, Trus
 from retuned.errors import CandidateError
 from retuned.runtime.schema import Refused
 from retuned.runtime.tunables.records import (
+    CAPTURE_SHARE,
     MAX_CAPTURES,
     MAX_RULES,
     Table,
@@ -154,7 +155,7 @@ def table_of(
     before: Digest | None,
     recapture: bool,
     recapture_after: timedelta | None = None,
-    capture_share: float = 0.2,
+    capture_share: float = CAPTURE_SHARE,
 ) -> TableText | Refusal:
     """Return the text that a win puts in force, or why it has none.
 

@@ -12,6 +12,7 @@ from retuned.contract import Solution
 from retuned.errors import CandidateError, HarnessError, TemporaryError
 from retuned.experiment.tunables import TunableTask
 from retuned.ports import Event
+from retuned.runtime.tunables.records import CAPTURE_SHARE
 from retuned.runtime_client.tunables import TunableProcess
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.hypothesis import (
@@ -288,7 +289,7 @@ def with_table(ctx: Context, proposal: Proposal, solution: Solution) -> FileChan
         before=str(stored.body["digest"]) if stored is not None else None,
         recapture=limits is not None and limits.pauses.recapture,
         recapture_after=limits.pauses.recapture_after if limits is not None else None,
-        capture_share=limits.pauses.max_share if limits is not None else 0.2,
+        capture_share=limits.pauses.max_share if limits is not None else CAPTURE_SHARE,
     )
     if isinstance(table, Refusal):
         return table
